@@ -1,0 +1,62 @@
+"""Random numbers as pure functions of what they are for.
+
+Dropout masks and initial weights come from Philox 4x32-10 (Salmon et al. 2011, "Parallel random numbers: as
+easy as 1, 2, 3"), a counter-based generator: word w of block c under key k is a function of (k, c, w) alone.
+So a mask does not depend on how the model is laid out, recomputed or resumed, and no generator state is ever
+captured or restored.
+
+This file holds what needs no tensor library: keys and a NumPy-free reference of the generator. The tensor version
+stands in model/random.py, the kernels call Triton's own Philox; all three give the same words.
+
+Layout of a dropout draw
+    key      stream_key(seed, "dropout", layer, site): 2 x 32 bits
+    counter  c0 = low 32 bits of block, c1 = high 32 bits of block, c2 = sample index, c3 = iteration
+    block    element index inside the sample // 4; word = element index % 4
+An element is kept when its word >= keep_threshold(p).
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+MASK32 = 0xFFFFFFFF
+PHILOX_M0, PHILOX_M1 = 0xD2511F53, 0xCD9E8D57
+PHILOX_W0, PHILOX_W1 = 0x9E3779B9, 0xBB67AE85
+PHILOX_ROUNDS = 10
+
+
+def stream_key(seed: int, *names: str | int) -> tuple[int, int]:
+    """Two 32-bit key words for the stream named by `names` under `seed`.
+
+    Different names give independent streams; the same names give the same stream on every machine.
+    """
+    text = "\x1f".join([str(seed), *(str(name) for name in names)])
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
+
+
+def stream_seed(seed: int, *names: str | int) -> int:
+    """A 63-bit seed for a library generator (NumPy, torch) of the stream named by `names`."""
+    low, high = stream_key(seed, *names)
+    return (high << 32 | low) & 0x7FFFFFFFFFFFFFFF
+
+
+def keep_threshold(drop_probability: float) -> int:
+    """The 32-bit word from which on an element survives dropout with this probability."""
+    return min(round(drop_probability * 2**32), MASK32)
+
+
+def philox(key: tuple[int, int], counter: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
+    """Philox 4x32-10 in plain integers: the reference the tensor and kernel versions are held against."""
+    k0, k1 = key
+    c0, c1, c2, c3 = counter
+    for _ in range(PHILOX_ROUNDS):
+        product0, product1 = PHILOX_M0 * c0, PHILOX_M1 * c2
+        c0, c1, c2, c3 = (
+            (product1 >> 32) ^ c1 ^ k0,
+            product1 & MASK32,
+            (product0 >> 32) ^ c3 ^ k1,
+            product0 & MASK32,
+        )
+        k0, k1 = (k0 + PHILOX_W0) & MASK32, (k1 + PHILOX_W1) & MASK32
+    return c0, c1, c2, c3
