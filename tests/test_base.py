@@ -76,8 +76,9 @@ def test_atomic_write_replaces_or_leaves_alone(tmp_path: Path) -> None:
 
 def test_os_errors_name_the_path(tmp_path: Path) -> None:
     missing = tmp_path / "no" / "file"
-    with pytest.raises(DataError, match=r"cannot read .*no/file: No such file"), os_errors_as(
-        DataError, missing, "read"
+    with (
+        pytest.raises(DataError, match=r"cannot read .*no/file: No such file"),
+        os_errors_as(DataError, missing, "read"),
     ):
         missing.read_bytes()
 

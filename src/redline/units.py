@@ -25,7 +25,7 @@ def format_count(count: float) -> str:
 
 def format_flops_per_s(flops_per_s: float) -> str:
     """6.5e14 -> '650 TFLOP/s'."""
-    for unit, name in ((1e15, "PFLOP/s"), (1e12, "TFLOP/s"), (1e9, "GFLOP/s")):
+    for unit, name in ((1e15, "PFLOP/s"), (1e12, "TFLOP/s"), (1e9, "GFLOP/s"), (1e6, "MFLOP/s")):
         if abs(flops_per_s) >= unit:
             return f"{flops_per_s / unit:.3g} {name}"
     return f"{flops_per_s:.3g} FLOP/s"
