@@ -1,0 +1,37 @@
+"""[compile]: torch.compile and CUDA graphs."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from redline.config.flags import Section, flag
+from redline.config.waits import COMPILE, CUDA_GRAPHS
+
+GRAPHS = {"cuda_graph_impl": ("local", "transformer_engine", "full_iteration")}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompileConfig(Section):
+    """Work moved from Python to before the run."""
+
+    title: ClassVar[str] = "Compilation"
+    account: ClassVar[str] = "host"
+
+    use_torch_compile: bool = flag(
+        False, own=True, waits_for=COMPILE, help="Compile each block with torch.compile."
+    )
+    cuda_graph_impl: Literal["none", "local", "transformer_engine", "full_iteration"] = flag(
+        "none",
+        waits_for=CUDA_GRAPHS,
+        shorthands={
+            "--cuda-graph": "local",
+            "--enable-cuda-graph": "local",
+            "--external-cuda-graph": "transformer_engine",
+        },
+        help="Replay kernels from a CUDA graph: of each block, or of the whole step.",
+    )
+    cuda_graph_scope: tuple[str, ...] = flag(
+        (), waits_for=CUDA_GRAPHS, needs=GRAPHS, help="Modules inside the graph."
+    )
+    cuda_graph_warmup_steps: int = flag(
+        3, at_least=0, waits_for=CUDA_GRAPHS, needs=GRAPHS, help="Steps before the capture."
+    )

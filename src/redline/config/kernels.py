@@ -1,0 +1,60 @@
+"""[kernels]: which implementation of the model's operators runs."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from redline.config.flags import Section, flag
+from redline.config.waits import CUSTOM_CODE, FUSED_KERNELS, INFERENCE_ONLY, TRANSFORMER_ENGINE
+
+
+def fusion(help: str, megatron: bool = True) -> bool | None:
+    """A fused operator: unset lets --transformer-impl decide."""
+    fused: bool | None = flag(None, megatron=megatron, waits_for=FUSED_KERNELS, already=(False,), help=help)
+    return fused
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelsConfig(Section):
+    """Fused operators and their plain twins."""
+
+    title: ClassVar[str] = "Kernels"
+    account: ClassVar[str] = "kernels"
+
+    transformer_impl: Literal["auto", "local", "fused", "transformer_engine", "inference_optimized"] = flag(
+        "auto",
+        short=True,
+        megatron="transformer_engine",
+        refused={
+            "fused": FUSED_KERNELS,
+            "transformer_engine": TRANSFORMER_ENGINE,
+            "inference_optimized": INFERENCE_ONLY,
+        },
+        help="Implementation of the model; local is plain PyTorch, auto the fastest that works here.",
+    )
+    gradient_accumulation_fusion: bool = flag(
+        True, help="Add weight gradients to the main gradient inside their GEMM."
+    )
+    bias_gelu_fusion: bool | None = fusion("One kernel for bias and GELU, plain or gated.")
+    bias_swiglu_fusion: bool | None = fusion("One kernel for bias and SwiGLU.")
+    bias_dropout_fusion: bool | None = fusion("One kernel for bias, dropout and residual.")
+    masked_softmax_fusion: bool | None = fusion("One kernel for scale, mask and softmax.")
+    rope_fusion: bool | None = fusion("One kernel for the rotation of queries and keys.")
+    persist_layer_norm: bool | None = fusion("One persistent kernel for a norm.")
+    fused_residual_rmsnorm: bool | None = fusion("One kernel for residual and RMSNorm.", megatron=False)
+    cross_entropy_loss_fusion: bool | None = fusion(
+        "One kernel for the loss and its gradient.", megatron=False
+    )
+    cross_entropy_fusion_impl: Literal["native", "te", "linear"] = flag(
+        "native", waits_for=FUSED_KERNELS, needs={"cross_entropy_loss_fusion": True}, help="Which fused loss."
+    )
+    jit_fuser: bool | None = flag(
+        None,
+        megatron=True,
+        built_in="no function is compiled behind the model's back.",
+        already=(False,),
+        help="Compile small functions with torch.compile.",
+    )
+    use_transformer_engine_op_fuser: bool = flag(
+        False, waits_for=TRANSFORMER_ENGINE, help="Transformer Engine's fusion of operators."
+    )
+    spec: tuple[str, ...] = flag((), waits_for=CUSTOM_CODE, help="Python path of a layer specification.")

@@ -1,0 +1,177 @@
+"""[precision]: dtypes of compute, gradients and GEMM operands."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from redline.config.flags import SET, Section, flag
+from redline.config.waits import CUSTOM_CODE, FP4, FP8, KITCHEN_PACKAGE, NUMERICS, OWN_ATTENTION, QUANTIZED
+
+ON_FP8 = {"fp8_format": SET}
+DELAYED = {"fp8_format": SET, "fp8_recipe": "delayed"}
+MXFP8 = {"fp8_format": SET, "fp8_recipe": "mxfp8"}
+FIRST_LAST = {"first_last_layers_bf16": True}
+KITCHEN = {"kitchen_quantize": True}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrecisionConfig(Section):
+    """One recipe for the run; with none of the four switches bf16 on a GPU and fp32 on a CPU."""
+
+    title: ClassVar[str] = "Precision"
+    account: ClassVar[str] = "kernels"
+
+    bf16: bool = flag(
+        False, short=True, excludes="precision", help="Compute in bfloat16, main parameters in fp32."
+    )
+    fp16: bool = flag(False, short=True, excludes="precision", help="Compute in float16 with loss scaling.")
+    fp32: bool = flag(False, own=True, excludes="precision", help="Compute in float32.")
+    fp64: bool = flag(
+        False, own=True, excludes="precision", help="Everything in float64, to compare layouts."
+    )
+    accumulate_allreduce_grads_in_fp32: bool | None = flag(
+        None,
+        megatron=False,
+        built_in="gradients are accumulated in fp32 unless --grad-reduce-in-bf16 is given.",
+        help="Accumulate and reduce gradients in fp32.",
+    )
+    grad_reduce_in_bf16: bool = flag(
+        False, account="communication", needs={"bf16": True}, help="Accumulate and reduce gradients in bf16."
+    )
+    attention_softmax_in_fp32: bool | None = flag(
+        None,
+        megatron=False,
+        built_in="attention's softmax runs in fp32 at least.",
+        help="Softmax of attention in fp32.",
+    )
+    fp32_residual_connection: bool = flag(False, waits_for=NUMERICS, help="Keep the residual stream in fp32.")
+
+    fp8_format: Literal["e4m3", "hybrid"] | None = flag(
+        None,
+        waits_for=FP8,
+        shorthands={"--fp8": "hybrid", "--fp8-hybrid": "hybrid", "--fp8-e4m3": "e4m3"},
+        help="GEMMs in fp8: all tensors E4M3, or E4M3 forward and E5M2 for gradients (hybrid).",
+    )
+    fp8_recipe: Literal["delayed", "tensorwise", "blockwise", "mxfp8", "custom"] = flag(
+        "delayed", waits_for=FP8, needs=ON_FP8, help="How fp8 scales are found."
+    )
+    fp8_quantizer_factory: str | None = flag(
+        None, waits_for=CUSTOM_CODE, help="Python path of a custom recipe."
+    )
+    fp8_margin: int = flag(0, at_least=0, waits_for=FP8, needs=DELAYED, help="Divide scales by 2^margin.")
+    fp8_interval: int = flag(
+        1, at_least=1, waits_for=FP8, needs=DELAYED, help="Steps between updates of the scales."
+    )
+    fp8_amax_history_len: int = flag(
+        1024,
+        at_least=1,
+        megatron=1,
+        waits_for=FP8,
+        needs=DELAYED,
+        help="Steps whose largest value sets the scale.",
+    )
+    fp8_amax_compute_algo: Literal["max", "most_recent"] = flag(
+        "max", megatron="most_recent", waits_for=FP8, needs=DELAYED, help="Which value of the history counts."
+    )
+    fp8_wgrad: bool = flag(True, waits_for=FP8, needs=DELAYED, help="Weight gradients in fp8 too.")
+    fp8_param_gather: bool = flag(
+        False,
+        account="memory",
+        waits_for=FP8,
+        needs=ON_FP8,
+        help="Keep compute weights in fp8 and gather them so.",
+    )
+    first_last_layers_bf16: bool = flag(
+        False, waits_for=FP8, needs=ON_FP8, help="First and last layers in bf16."
+    )
+    num_layers_at_start_in_bf16: int = flag(
+        1, at_least=0, waits_for=FP8, needs=FIRST_LAST, help="How many first layers."
+    )
+    num_layers_at_end_in_bf16: int = flag(
+        1, at_least=0, waits_for=FP8, needs=FIRST_LAST, help="How many last layers."
+    )
+    fp8_output_proj: bool = flag(False, waits_for=FP8, needs=ON_FP8, help="The output head in fp8.")
+    fp8_dot_product_attention: bool = flag(
+        False, waits_for=FP8, needs=ON_FP8, help="Attention's products in fp8."
+    )
+    fp8_multi_head_attention: bool = flag(
+        False,
+        waits_for=FP8,
+        needs={"fp8_dot_product_attention": True},
+        help="Attention's input and output in fp8 too.",
+    )
+    tp_only_amax_red: bool = flag(
+        False, waits_for=FP8, needs=ON_FP8, help="Share largest values among tp ranks alone."
+    )
+    activation_func_fp8_input_store: bool = flag(
+        False,
+        account="memory",
+        waits_for=FP8,
+        needs={"activation_func": "swiglu"},
+        help="Save SwiGLU's input in fp8.",
+    )
+    reuse_grad_buf_for_mxfp8_param_ag: bool = flag(
+        False,
+        account="memory",
+        waits_for=FP8,
+        needs=MXFP8,
+        help="Gather mxfp8 parameters through the gradient buffer.",
+    )
+    keep_fp8_transpose_cache: bool = flag(
+        False,
+        account="memory",
+        waits_for=FP8,
+        needs=ON_FP8,
+        help="Keep transposed fp8 weights between steps.",
+    )
+    parameter_transpose_cache: bool = flag(
+        True,
+        account="memory",
+        waits_for=FP8,
+        needs=ON_FP8,
+        help="Quantize weights once a step, not once a microbatch.",
+    )
+    te_precision_config_file: str | None = flag(
+        None, metavar="FILE", waits_for=QUANTIZED, help="YAML file that gives modules their recipes."
+    )
+    fp4_format: Literal["e2m1"] | None = flag(None, waits_for=FP4, help="GEMMs in 4-bit floating point.")
+    fp4_recipe: Literal["nvfp4", "custom"] = flag(
+        "nvfp4", waits_for=FP4, needs={"fp4_format": SET}, help="How fp4 scales are found."
+    )
+    fp4_param_gather: bool = flag(
+        False, account="memory", waits_for=FP4, needs={"fp4_format": SET}, help="Keep compute weights in fp4."
+    )
+
+    kitchen_quantize: bool = flag(False, own=True, waits_for=QUANTIZED, help="Quantized training.")
+    kitchen_quant_method: Literal["int8", "int4", "mxfp4"] = flag(
+        "int8", own=True, waits_for=QUANTIZED, needs=KITCHEN, help="Number format of quantized tensors."
+    )
+    kitchen_quant_target: tuple[Literal["weights", "activations", "gradients"], ...] = flag(
+        ("weights",),
+        own=True,
+        waits_for=QUANTIZED,
+        needs=KITCHEN,
+        other=("weights", "activations"),
+        help="Classes of tensors to quantize.",
+    )
+    kitchen_quant_layers: str | None = flag(
+        None,
+        own=True,
+        metavar="RANGES",
+        other="1-4",
+        waits_for=QUANTIZED,
+        needs=KITCHEN,
+        help="Layers to quantize, for example 2-29; unset: all.",
+    )
+    kitchen_config_file: str | None = flag(
+        None, metavar="FILE", waits_for=KITCHEN_PACKAGE, help="YAML file of recipes."
+    )
+    kitchen_recipe_number: int | None = flag(
+        None, at_least=0, waits_for=KITCHEN_PACKAGE, help="One recipe for all."
+    )
+    use_kitchen_attention: bool = flag(False, waits_for=OWN_ATTENTION, help="Quantized attention.")
+    kitchen_attention_backend: Literal["sdpa", "fa"] = flag(
+        "sdpa",
+        waits_for=OWN_ATTENTION,
+        needs={"use_kitchen_attention": True},
+        help="Which quantized attention.",
+    )

@@ -1,0 +1,62 @@
+"""[recompute]: activations dropped and computed again, or kept elsewhere."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from redline.config.flags import SET, Section, flag
+from redline.config.waits import OFFLOAD, RECOMPUTE, RETIRED_CHECKPOINTING
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecomputeConfig(Section):
+    """What the forward pass saves for the backward pass."""
+
+    title: ClassVar[str] = "Activation recompute"
+    account: ClassVar[str] = "memory"
+
+    recompute_granularity: Literal["selective", "full"] | None = flag(
+        None,
+        waits_for=RECOMPUTE,
+        shorthands={"--recompute-activations": "selective"},
+        help="selective: named modules; full: whole layers; unset: nothing.",
+    )
+    recompute_method: Literal["uniform", "block"] | None = flag(
+        None,
+        waits_for=RECOMPUTE,
+        needs={"recompute_granularity": "full"},
+        help="uniform: all layers, in units; block: the first layers of each stage.",
+    )
+    recompute_num_layers: int | None = flag(
+        None,
+        at_least=1,
+        waits_for=RECOMPUTE,
+        needs={"recompute_granularity": "full"},
+        help="Layers of a unit (uniform) or layers to recompute (block).",
+    )
+    recompute_modules: tuple[
+        Literal["core_attn", "layernorm", "mlp", "moe_act", "moe", "shared_experts", "mla_up_proj"], ...
+    ] = flag(
+        ("core_attn",),
+        waits_for=RECOMPUTE,
+        other=("layernorm",),
+        needs={"recompute_granularity": "selective"},
+        help="Modules that selective recompute drops.",
+    )
+    distribute_saved_activations: bool = flag(
+        False,
+        waits_for=RECOMPUTE,
+        needs={"recompute_granularity": "full", "recompute_method": SET},
+        help="Spread saved activations over tp ranks.",
+    )
+    moe_layer_recompute: bool = flag(False, waits_for=RECOMPUTE, help="Recompute whole MoE layers.")
+    checkpoint_activations: bool = flag(
+        False, waits_for=RETIRED_CHECKPOINTING, help="Older form of full recompute."
+    )
+    cpu_offloading: bool = flag(False, waits_for=OFFLOAD, help="Keep saved activations in host memory.")
+    cpu_offloading_num_layers: int = flag(
+        0,
+        at_least=0,
+        waits_for=OFFLOAD,
+        needs={"cpu_offloading": True},
+        help="Layers whose activations move.",
+    )

@@ -1,0 +1,170 @@
+"""Why an option cannot be used: the work it waits for, or a decision against it.
+
+A field names one of these as `waits_for` (the whole option) or in `refused` (single values). Once the option
+works, that word is deleted in its section. The names are the rules that a refusal cites.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """One reason for refusing.
+
+    Attributes:
+        topic: the last part of the rule's name.
+        why: what is missing (`never` False) or what Redline does instead (`never` True), as a clause.
+        mend: what to use now.
+        never: True when no later release is meant to change it.
+    """
+
+    topic: str
+    why: str
+    mend: str = "leave it out."
+    never: bool = False
+
+    @property
+    def rule(self) -> str:
+        """The name of the rule that refuses: "not-available-yet/fp8" or "not-in-redline/fsdp"."""
+        return f"not-in-redline/{self.topic}" if self.never else f"not-available-yet/{self.topic}"
+
+
+SEVERAL_RANKS = Waits(
+    "several-ranks", "it waits for training on more than one process.", "run one process and leave it out."
+)
+TENSOR_PARALLEL = Waits(
+    "tensor-parallel",
+    "it waits for tensor and sequence parallelism.",
+    "leave it out; a smaller model fits one device.",
+)
+PIPELINE_PARALLEL = Waits("pipeline-parallel", "it waits for pipeline parallelism.")
+CONTEXT_PARALLEL = Waits(
+    "context-parallel", "it waits for context parallelism.", "leave it out, or shorten --seq-length."
+)
+EXPERT_PARALLEL = Waits("expert-parallel", "it waits for mixture-of-experts training.")
+DISTRIBUTED_OPTIMIZER = Waits(
+    "distributed-optimizer",
+    "it waits for optimizer states sharded over data-parallel ranks.",
+    "leave it out on one process.",
+)
+OVERLAP = Waits(
+    "overlap", "it waits for collectives that can overlap with compute.", "leave it out on one process."
+)
+TP_OVERLAP = Waits("tp-overlap", "it waits for tensor parallelism with overlapped collectives.")
+FP8 = Waits("fp8", "it waits for the fp8 recipes.", "train in bf16 (--bf16).")
+FP4 = Waits("fp4", "it waits for 4-bit floating point.", "train in bf16 (--bf16).")
+QUANTIZED = Waits(
+    "quantized-training", "it waits for quantized training (int8, int4, mxfp4).", "train in bf16 (--bf16)."
+)
+PRECISION_AWARE = Waits(
+    "optimizer-storage",
+    "it waits for optimizer states in other dtypes.",
+    "leave it out; states are kept in fp32.",
+)
+MTP = Waits("multi-token-prediction", "it waits for multi-token prediction.")
+MOE = Waits(
+    "mixture-of-experts", "it waits for mixture-of-experts training.", "train a dense model: leave it out."
+)
+RECOMPUTE = Waits(
+    "recompute",
+    "it waits for activation recompute.",
+    "leave it out; lower --micro-batch-size or --seq-length to save memory.",
+)
+OFFLOAD = Waits(
+    "offload",
+    "it waits for offloading to host memory.",
+    "leave it out; lower --micro-batch-size to save memory.",
+)
+COMPILE = Waits("compile", "it waits for compiled blocks.", "leave it out: the model runs eagerly.")
+CUDA_GRAPHS = Waits("cuda-graphs", "it waits for CUDA graphs.", "leave it out: the model runs eagerly.")
+FUSED_KERNELS = Waits(
+    "fused-kernels",
+    "it waits for Redline's fused kernels.",
+    "use --transformer-impl local, the plain PyTorch path.",
+)
+OWN_ATTENTION = Waits(
+    "own-attention", "it waits for Redline's own attention kernel.", "use --attention-backend auto."
+)
+TRANSFORMER_ENGINE = Waits(
+    "transformer-engine", "it waits for the adapter to NVIDIA's modules.", "use --transformer-impl local."
+)
+PACKING = Waits(
+    "packing",
+    "it waits for packed input with document boundaries.",
+    "use --reset-attention-mask to separate documents.",
+)
+ATTENTION_VARIANTS = Waits(
+    "attention-variants", "it waits for further kinds of attention.", "use plain causal attention."
+)
+POSITIONS = Waits(
+    "positions", "it waits for further position embeddings.", "use rope, learned_absolute or none."
+)
+NUMERICS = Waits("numerics", "it waits for this variant of the arithmetic.")
+CHECKS = Waits(
+    "anomaly-checks",
+    "it waits for further anomaly checks.",
+    "rely on --check-for-nan-in-loss-and-grad, which is on.",
+)
+PROFILING = Waits("profiling", "it waits for the profiler and the ledger's account of a trace.")
+LOGGING = Waits("logging", "it waits for further metrics.", "leave it out; metrics.jsonl holds every step.")
+LOCAL_CHECKPOINTS = Waits(
+    "local-checkpoints",
+    "it waits for checkpoints that are not meant to last.",
+    "use --save-interval, which keeps the newest --keep-checkpoints.",
+)
+BATCH_SIZES = Waits(
+    "batch-sizes",
+    "it waits for training on more than one process.",
+    "choose a multiple of --micro-batch-size.",
+)
+DATA_FILES = Waits(
+    "data-files", "it waits for reading paths from a file.", "list the paths after --data-path."
+)
+
+FSDP = Waits(
+    "fsdp",
+    "Redline shards optimizer states (ZeRO-1), never parameters.",
+    "leave it out; one process holds the whole model.",
+    never=True,
+)
+OPTIMIZERS = Waits("optimizers", "Redline's optimizer is AdamW.", "use --optimizer adam.", never=True)
+CHECKPOINT_FORMATS = Waits(
+    "checkpoint-formats",
+    "Redline writes one format, safetensors and JSON, that loads under any layout.",
+    "leave it out: --ckpt-format torch_dist names Redline's own format.",
+    never=True,
+)
+TOKENIZERS = Waits(
+    "tokenizers",
+    "Redline reads Hugging Face tokenizer.json files and GPT-2 vocabularies.",
+    "use --tokenizer-type HuggingFaceTokenizer with --tokenizer-model tokenizer.json.",
+    never=True,
+)
+CUSTOM_CODE = Waits(
+    "custom-code",
+    "Redline runs no code named on the command line.",
+    "use --transformer-impl local.",
+    never=True,
+)
+RETIRED = Waits("retired", "Megatron itself has retired it.", "leave it out.", never=True)
+RETIRED_CHECKPOINTING = Waits(
+    "retired", "Megatron itself has retired it for --recompute-activations.", "leave it out.", never=True
+)
+KITCHEN_PACKAGE = Waits(
+    "kitchen-package",
+    "it configures a private package of NVIDIA's.",
+    "state the method and target with --kitchen-quant-method and --kitchen-quant-target.",
+    never=True,
+)
+EXTERNAL_LOADER = Waits(
+    "external-loader",
+    "Redline resumes by sample number, which a foreign loader cannot promise.",
+    "use single or cyclic.",
+    never=True,
+)
+INFERENCE_ONLY = Waits("inference", "it serves inference only.", "use --transformer-impl local.", never=True)
+HALF_LOSS = Waits(
+    "half-precision-loss", "the loss is computed in fp32, or fp64 under --fp64.", "leave it out.", never=True
+)

@@ -1,0 +1,70 @@
+"""Help, the printed page of options, and the environment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from redline.config import SECTIONS, Environment, InvalidConfigError, format_help, options, read_environment
+from redline.config.docs import options_page
+
+PAGE = Path(__file__).parents[2] / "docs" / "options.md"
+
+
+def test_short_help_is_short_and_grouped() -> None:
+    text = format_help(width=100)
+    shown = [option for option in options() if option.spec.short]
+    assert 30 <= len(shown) <= 45
+    assert all(f"  {option.flag}" in text for option in shown)
+    assert "--moe-router-topk" not in text
+    assert text.index("Model:") < text.index("Data:") < text.index("Training:") < text.index("Checkpoints:")
+    assert "--help-all" in text
+
+
+def test_long_help_has_every_option_and_says_what_waits() -> None:
+    text = format_help(short=False, width=100)
+    for option in options():
+        name = f"--no-{option.flag[2:]}" if option.default is True else option.flag
+        assert f"  {name}" in text, option.flag
+    assert all(f"{section.title}:" in text for section in SECTIONS.values())
+    squeezed = " ".join(text.split())
+    assert "Ranks that share each layer's matrices (tp). [default 1; not available yet]" in squeezed
+    assert "PyTorch's fully sharded data parallel. [not part of Redline]" in squeezed
+
+
+@pytest.mark.parametrize("width", [40, 72, 200])
+def test_help_fits_the_terminal(width: int) -> None:
+    for line in format_help(short=False, width=width).splitlines():
+        assert len(line) <= max(width, 56) or " " not in line.strip()
+
+
+def test_page_of_options_is_up_to_date() -> None:
+    """`python -m redline.config.docs docs/options.md` prints it."""
+    assert PAGE.read_text() == options_page()
+
+
+def test_environment_is_read_once_and_checked() -> None:
+    env = {
+        "RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "OMP_NUM_THREADS": "2", "NO_COLOR": "1",
+        "NCCL_IB_HCA": "mlx5", "TORCH_NCCL_TRACE_BUFFER_SIZE": "9", "NVTE_FLASH_ATTN": "1",
+        "CUDA_DEVICE_MAX_CONNECTIONS": "1", "TRITON_INTERPRET": "0", "XDG_CACHE_HOME": "/c", "PATH": "/bin",
+    }  # fmt: skip
+    found = read_environment(env)
+    assert (found.rank, found.world_size, found.local_rank, found.omp_num_threads) == (3, 8, 1, 2)
+    assert found.nccl == (("NCCL_IB_HCA", "mlx5"), ("TORCH_NCCL_TRACE_BUFFER_SIZE", "9"))
+    assert found.transformer_engine == (("NVTE_FLASH_ATTN", "1"),)
+    assert found.no_color and not found.triton_interpret
+    assert found.cache_dir == Path("/c/redline")
+    assert [problem.rule for problem in found.problems()] == ["not-available-yet/several-ranks"]
+
+
+def test_environment_of_one_process_is_no_problem() -> None:
+    assert read_environment({}).problems() == Environment().problems() == []
+    assert read_environment({"HOME": "/h"}).cache_dir == Path("/h/.cache/redline")
+
+
+@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "OMP_NUM_THREADS", "CUDA_DEVICE_MAX_CONNECTIONS"])
+def test_a_bad_environment_variable_is_named(name: str) -> None:
+    with pytest.raises(InvalidConfigError, match=f"the environment variable {name} is 'many'"):
+        read_environment({name: "many"})

@@ -1,0 +1,325 @@
+"""Every rule: a command line that breaks it, the repaired one that does not."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from redline.config import RULES, InvalidConfigError, batch_schedule, options, parse_args, split_shares
+
+GBS8 = "--global-batch-size 8"
+FULL = "--recompute-granularity full --recompute-method block --recompute-num-layers 1"
+SHARDED = "--use-distributed-optimizer"
+BASE = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --train-iters 100"
+ROPE = "--position-embedding-type rope"
+
+# rule -> [(words that break it, words that do not)]
+CASES: dict[str, list[tuple[str, str]]] = {
+    "heads-divide-hidden": [("--num-attention-heads 5", "--num-attention-heads 5 --kv-channels 16")],
+    "groups-divide-heads": [
+        ("--group-query-attention --num-query-groups 3", "--group-query-attention --num-query-groups 2")
+    ],
+    "groups-stated": [("--group-query-attention", "--group-query-attention --num-query-groups 1")],
+    "positions-cover-sequence": [
+        ("--max-position-embeddings 512", "--max-position-embeddings 512 --seq-length 512")
+    ],
+    "rotary-channels": [(f"{ROPE} --rotary-percent 0.1", f"{ROPE} --rotary-percent 0.5")],
+    "padding-covers-vocabulary": [
+        ("--vocab-size 100 --padded-vocab-size 99", "--vocab-size 100 --padded-vocab-size 100")
+    ],
+    "paths-of-splits": [
+        ("--train-data-path a --data-path b", "--train-data-path a --valid-data-path b"),
+        ("--train-data-path a --split 1,1", "--data-path a --split 1,1"),
+        ("--valid-data-path a", "--train-data-path a"),
+    ],
+    "mock-data-reads-nothing": [
+        ("--mock-data --data-cache-path c", "--mock-data"),
+        ("--mock-data --no-mmap-bin-files", "--data-path a --no-mmap-bin-files"),
+    ],
+    "split-shares": [
+        ("--split 1,2,3,4", "--split 1,2,3"),
+        ("--split 0,0", "--split 1"),
+        ("--split -1,2", "--split 1,2"),
+    ],
+    "tokenizer-files": [
+        ("--vocab-file v", "--vocab-file v --merge-file m"),
+        ("--tokenizer-type HuggingFaceTokenizer", "--tokenizer-model t"),
+        ("--tokenizer-type ByteTokenizer --tokenizer-model t", "--tokenizer-type ByteTokenizer"),
+        ("--tokenizer-type NullTokenizer", "--tokenizer-type NullTokenizer --vocab-size 9"),
+        ("--tokenizer-type ByteTokenizer --eod-token x", "--tokenizer-model t --eod-token x"),
+    ],
+    "length-stated": [("--train-iters none", "--train-iters none --train-samples 9")],
+    "batch-of-microbatches": [
+        ("--micro-batch-size 3 --global-batch-size 8", "--micro-batch-size 4 --global-batch-size 8")
+    ],
+    "rampup-steps": [
+        (f"{GBS8} --rampup-batch-size 9 1 5", f"{GBS8} --rampup-batch-size 2 2 5"),
+        (f"{GBS8} --rampup-batch-size 1 3 5", f"{GBS8} --rampup-batch-size 2 3 5"),
+        (
+            f"--micro-batch-size 2 {GBS8} --rampup-batch-size 1 1 5",
+            f"--micro-batch-size 2 {GBS8} --rampup-batch-size 4 2 5",
+        ),
+    ],
+    "batch-schedule": [
+        ("--step-batch-size-schedule 1:2", '--step-batch-size-schedule "0:2 1.5K:4"'),
+        (
+            "--micro-batch-size 2 --step-batch-size-schedule 0:3",
+            "--micro-batch-size 2 --step-batch-size-schedule 0:4",
+        ),
+    ],
+    "schedule-units": [
+        ("--lr-decay-samples 50", "--lr-decay-iters 50"),
+        ("--train-iters none --train-samples 9 --lr-warmup-iters 2", "--train-iters none --train-samples 9"),
+    ],
+    "warmup-before-decay": [
+        ("--lr-warmup-iters 100", "--lr-warmup-iters 99"),
+        ("--lr-warmup-iters 10 --lr-decay-iters 10", "--lr-warmup-iters 10 --lr-decay-iters 11"),
+    ],
+    "warmup-exists": [("--lr-warmup-init 1e-6", "--lr-warmup-init 1e-6 --lr-warmup-iters 5")],
+    "rates-ordered": [
+        ("--lr 1e-4 --min-lr 1e-3", "--lr 1e-3 --min-lr 1e-4"),
+        ("--decoupled-lr 1e-4 --decoupled-min-lr 1e-3", "--decoupled-lr 1e-3 --decoupled-min-lr 1e-4"),
+    ],
+    "wsd-length": [
+        ("--lr-decay-style WSD", "--lr-decay-style WSD --lr-wsd-decay-iters 10"),
+        ("--lr-decay-style WSD --lr-wsd-decay-iters 101", "--lr-decay-style WSD --lr-wsd-decay-iters 100"),
+    ],
+    "weight-decay-ends": [
+        (
+            "--weight-decay-incr-style linear --start-weight-decay 0.1",
+            "--weight-decay-incr-style linear --start-weight-decay 0.1 --end-weight-decay 0.2",
+        ),
+        (
+            "--weight-decay-incr-style cosine --start-weight-decay 0.2 --end-weight-decay 0.1",
+            "--weight-decay-incr-style cosine --start-weight-decay 0.1 --end-weight-decay 0.2",
+        ),
+    ],
+    "loss-scale-bounds": [
+        ("--fp16 --min-loss-scale 8 --initial-loss-scale 4", "--fp16 --min-loss-scale 4")
+    ],
+    "gradient-dtype": [
+        ("--bf16 --grad-reduce-in-bf16 --accumulate-allreduce-grads-in-fp32", "--bf16 --grad-reduce-in-bf16")
+    ],
+    "source-of-weights": [("--finetune", "--finetune --load x")],
+    "tp-divides-heads": [
+        ("--tensor-model-parallel-size 3", "--tensor-model-parallel-size 2"),
+        (
+            "--num-attention-heads 12 --hidden-size 48 --group-query-attention --num-query-groups 6 "
+            "--tensor-model-parallel-size 4",
+            "--num-attention-heads 12 --hidden-size 48 --group-query-attention --num-query-groups 6 "
+            "--tensor-model-parallel-size 12",
+        ),
+    ],
+    "sequence-parallel-needs-tp": [
+        ("--sequence-parallel", "--sequence-parallel --tensor-model-parallel-size 2")
+    ],
+    "tp-splits-sequence": [
+        (
+            "--sequence-parallel --tensor-model-parallel-size 2 --seq-length 513",
+            "--sequence-parallel --tensor-model-parallel-size 2 --seq-length 514",
+        )
+    ],
+    "cp-splits-sequence": [
+        ("--context-parallel-size 4 --seq-length 500", "--context-parallel-size 4 --seq-length 504")
+    ],
+    "cp-levels": [
+        ("--cp-comm-type p2p a2a", "--cp-comm-type p2p a2a p2p a2a"),
+        (
+            "--context-parallel-size 4 --cp-comm-type a2a+p2p",
+            "--context-parallel-size 4 --cp-comm-type a2a+p2p --hierarchical-context-parallel-sizes 2 2",
+        ),
+        (
+            "--context-parallel-size 8 --cp-comm-type a2a+p2p --hierarchical-context-parallel-sizes 2 2",
+            "--context-parallel-size 8 --cp-comm-type a2a+p2p --hierarchical-context-parallel-sizes 2 4",
+        ),
+    ],
+    "pp-divides-layers": [
+        (
+            "--pipeline-model-parallel-size 3",
+            "--pipeline-model-parallel-size 3 --decoder-first-pipeline-num-layers 2",
+        )
+    ],
+    "split-needs-stages": [
+        (
+            "--num-virtual-stages-per-pipeline-rank 2",
+            "--num-virtual-stages-per-pipeline-rank 2 --pipeline-model-parallel-size 2",
+        ),
+        (
+            "--pipeline-model-parallel-size 2 --microbatch-group-size-per-virtual-pipeline-stage 2",
+            "--pipeline-model-parallel-size 2 --microbatch-group-size-per-virtual-pipeline-stage 2 "
+            "--num-virtual-stages-per-pipeline-rank 2",
+        ),
+    ],
+    "virtual-stages-divide": [
+        (
+            "--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 3",
+            "--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1",
+        )
+    ],
+    "experts-divide": [
+        ("--expert-model-parallel-size 2", "--expert-model-parallel-size 2 --num-experts 8"),
+        ("--expert-model-parallel-size 3 --num-experts 8", "--expert-model-parallel-size 4 --num-experts 8"),
+        ("--num-experts 2 --moe-router-topk 3", "--num-experts 4 --moe-router-topk 3"),
+    ],
+    "gather-overlap-needs": [
+        ("--overlap-param-gather", f"--overlap-param-gather --overlap-grad-reduce {SHARDED}"),
+        (
+            "--overlap-param-gather --overlap-grad-reduce",
+            f"--overlap-param-gather --overlap-grad-reduce {SHARDED}",
+        ),
+    ],
+    "tp-overlap-needs": [
+        ("--tp-comm-overlap", "--tp-comm-overlap --sequence-parallel --tensor-model-parallel-size 2"),
+        (
+            "--tp-comm-overlap --tensor-model-parallel-size 2",
+            "--tp-comm-overlap --sequence-parallel --tensor-model-parallel-size 2",
+        ),
+    ],
+    "deterministic-collectives": [
+        (
+            "--deterministic-mode --tp-comm-overlap --sequence-parallel --tensor-model-parallel-size 2",
+            "--deterministic-mode --sequence-parallel --tensor-model-parallel-size 2",
+        )
+    ],
+    "full-recompute-states": [
+        (
+            "--recompute-granularity full --recompute-method block",
+            "--recompute-granularity full --recompute-method block --recompute-num-layers 1",
+        ),
+        ("--recompute-granularity full", "--recompute-activations"),
+    ],
+    "saved-activations-spread": [
+        (
+            f"{FULL} --distribute-saved-activations --tensor-model-parallel-size 2 {more}",
+            f"{FULL} --distribute-saved-activations --tensor-model-parallel-size 2",
+        )
+        for more in ("--sequence-parallel", "--tensor-model-parallel-size 1")
+    ],
+    "recompute-or-offload": [("--recompute-activations --cpu-offloading", "--cpu-offloading")],
+    "graphs-and-full-recompute": [
+        (
+            f"{FULL} --cuda-graph-impl {impl}",
+            f"{FULL} --cuda-graph-impl full_iteration",
+        )
+        for impl in ("local", "transformer_engine")
+    ],
+    "fp8-or-fp4": [("--fp8 --fp4-format e2m1", "--fp8")],
+    "fp8-over-half": [("--fp8 --fp32", "--fp8 --bf16")],
+    "fp8-delayed-limits": [
+        ("--fp8 --first-last-layers-bf16", "--fp8 --first-last-layers-bf16 --fp8-recipe tensorwise"),
+        (
+            "--fp8 --recompute-activations --recompute-modules layernorm",
+            "--fp8 --recompute-activations --recompute-modules layernorm --fp8-recipe blockwise",
+        ),
+    ],
+    "fp8-gather-needs": [("--fp8 --fp8-param-gather", f"--fp8 --fp8-param-gather {SHARDED}")],
+    "mtp-positions": [
+        ("--mtp-num-layers 1", f"--mtp-num-layers 1 {ROPE}"),
+        (f"--mtp-num-layers 1 --mtp-hsm {ROPE}", f"--mtp-num-layers 2 --mtp-hsm {ROPE}"),
+    ],
+}  # fmt: skip
+
+FLAT = [(rule, bad, good) for rule, cases in CASES.items() for bad, good in cases]
+TRAINING_ONLY = {"length-stated"}
+
+
+def broken(words: str, *, training: bool) -> dict[str, str]:
+    try:
+        parse_args(shlex.split(f"{BASE} {words}"), training=training)
+    except InvalidConfigError as error:
+        return {problem.rule: str(problem) for problem in error.problems}
+    return {}
+
+
+def test_every_rule_has_a_case() -> None:
+    assert CASES.keys() == {rule.name for rule in RULES}
+
+
+def test_rules_name_options() -> None:
+    names = {option.field for option in options()}
+    assert all(set(rule.fields) <= names for rule in RULES)
+    assert len({rule.name for rule in RULES}) == len(RULES)
+
+
+@pytest.mark.parametrize(("rule", "bad", "good"), FLAT)
+def test_rule_breaks_and_holds(rule: str, bad: str, good: str) -> None:
+    """The broken line breaks this rule alone; the good one breaks none."""
+    training = rule in TRAINING_ONLY
+    assert broken(bad, training=training).keys() == {rule}
+    assert broken(good, training=training) == {}
+
+
+def test_param_gather_overlap_names_what_is_missing() -> None:
+    """B063: gather overlap alone names both flags to add."""
+    said = broken("--overlap-param-gather", training=False)["gather-overlap-needs"]
+    assert "add --use-distributed-optimizer and --overlap-grad-reduce" in said
+    said = broken("--overlap-param-gather --overlap-grad-reduce", training=False)["gather-overlap-needs"]
+    assert "add --use-distributed-optimizer." in said
+
+
+def test_tp_overlap_names_the_conflict_before_launch() -> None:
+    """B065: tp-comm-overlap without tp > 1 or sequence parallelism."""
+    assert "tp > 1 and --sequence-parallel" in broken("--tp-comm-overlap", training=False)["tp-overlap-needs"]
+
+
+EXCLUSIVE = {
+    "precision": ("--bf16 --fp16", "--fp32 --fp64"),
+    "length": ("--train-samples 5",),
+    "batch": ("--global-batch-size 2 --step-batch-size-schedule 0:2",),
+    "data": ("--mock-data --data-path a",),
+    "qk-norm": ("--qk-layernorm --qk-l2-norm",),
+    "lr-warmup": ("--lr-warmup-iters 2 --lr-warmup-fraction 0.1",),
+    "lr-decay": ("--lr-decay-iters 5 --lr-decay-samples 5",),
+    "scheduler": ("--load x --override-opt_param-scheduler --use-checkpoint-opt-param-scheduler",),
+}
+
+
+@pytest.mark.parametrize(
+    ("group", "words"), [(group, line) for group, lines in EXCLUSIVE.items() for line in lines]
+)
+def test_exclusive_options(group: str, words: str) -> None:
+    assert f"one-of/{group}" in broken(words, training=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "meaning"),
+    [
+        ("0:768 250B:1536", ((0, 768), (250 * 10**9, 1536))),
+        ("0:1, 1.5k:2", ((0, 1), (1500, 2))),
+        ("0:1", ((0, 1),)),
+        ("1:2", None),
+        ("0:2 5:3 5:4", None),
+        ("0:2 5:3 4:4", None),
+        ("0:0", None),
+        ("0:x", None),
+        ("0", None),
+        ("", None),
+        ("0:1 5X:2", None),
+        ("0:1 B:2", None),
+        ("0:-1", None),
+    ],
+)
+def test_batch_schedule(text: str, meaning: object) -> None:
+    assert batch_schedule(text) == meaning
+
+
+@pytest.mark.parametrize(
+    ("text", "shares"),
+    [
+        ("969, 30, 1", (0.969, 0.03, 0.001)),
+        ("1", (1.0, 0.0, 0.0)),
+        ("90,10", (0.9, 0.1, 0.0)),
+        ("1/1", (0.5, 0.5, 0.0)),
+        ("", None),
+        ("a,b", None),
+        ("0,0,0", None),
+        ("1,-1,1", None),
+        ("inf", None),
+        ("nan", None),
+        ("1,1,1,1", None),
+    ],
+)
+def test_split_shares(text: str, shares: tuple[float, ...] | None) -> None:
+    found = split_shares(text)
+    assert found == (None if shares is None else pytest.approx(shares))
