@@ -1,0 +1,23 @@
+"""Flat parameter storage and the optimizer step on it."""
+
+from redline.optim.adam import AdamOptions, AdamW, adamw_reference
+from redline.optim.flat import FlatBuffers, Kind
+from redline.optim.loss_scale import ConstantLossScale, DynamicLossScale, LossScale, make_loss_scale
+from redline.optim.nonfinite import NonFinite, NonFiniteAction
+from redline.optim.optimizer import Optimizer, StepResult
+
+__all__ = [
+    "AdamOptions",
+    "AdamW",
+    "ConstantLossScale",
+    "DynamicLossScale",
+    "FlatBuffers",
+    "Kind",
+    "LossScale",
+    "NonFinite",
+    "NonFiniteAction",
+    "Optimizer",
+    "StepResult",
+    "adamw_reference",
+    "make_loss_scale",
+]

@@ -1,0 +1,178 @@
+"""One optimizer step: unscale, check, clip, update, round into the parameters.
+
+Everything is decided on the device: the norm makes a divisor (loss scale over clip coefficient) and a skip
+flag, which the fused AdamW reads where they are. The host waits once, after all work of the step is queued,
+for the few numbers that it logs and that move the loss scale.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from redline.errors import CheckpointError
+from redline.optim.adam import AdamOptions, AdamW
+from redline.optim.clip import clip_coefficient, count_nonzero, l2_norm
+from redline.optim.flat import FlatBuffers
+from redline.optim.loss_scale import ConstantLossScale, LossScale
+from redline.optim.nonfinite import NonFinite, NonFiniteAction, nonfinite_error, nonfinite_parameters
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step did.
+
+    Attributes:
+        grad_norm: global norm of the gradients, unscaled, before clipping.
+        applied: False when the step was skipped; weights and moments are then bitwise unchanged.
+        loss: the loss that was passed in, read with the same wait.
+        loss_scale: that this step's gradients carried.
+        num_zeros: gradient elements that are exactly zero, None when not counted.
+        nonfinite: what was NaN or infinite, None in a sound step.
+    """
+
+    grad_norm: float
+    applied: bool
+    loss: float | None
+    loss_scale: float
+    num_zeros: int | None
+    nonfinite: NonFinite | None
+
+    @property
+    def bad_parameter(self) -> str | None:
+        """The first parameter, in backward order, whose gradient was not finite."""
+        return self.nonfinite.parameters[0] if self.nonfinite and self.nonfinite.parameters else None
+
+
+class Optimizer:
+    """AdamW on flat buffers with clipping, loss scaling and the NaN check.
+
+    Args:
+        buffers: parameters, gradients and moments. The moments start at zero and exist from here on, so a
+            state can be saved before the first step.
+        adam: betas, eps, implementation.
+        clip_grad: largest global gradient norm, 0 disables.
+        loss_scale: the scale that the caller multiplies the loss by; `loss_scale.scale` before each step.
+        nonfinite_action: on NaN or Inf in the loss or gradient norm raise ("stop"), leave the step out
+            ("skip"), or apply it nevertheless ("ignore"). A dynamic loss scale always leaves overflowed
+            steps out, and only an overflow at its floor, or a loss that is not finite, counts as an error.
+        log_num_zeros: count zero gradient elements (one more read of the gradients).
+    """
+
+    def __init__(
+        self,
+        buffers: FlatBuffers,
+        *,
+        adam: AdamOptions,
+        clip_grad: float = 1.0,
+        loss_scale: LossScale | None = None,
+        nonfinite_action: NonFiniteAction = "stop",
+        log_num_zeros: bool = False,
+    ) -> None:
+        self.buffers = buffers
+        self.adam = AdamW(buffers, adam)
+        self.loss_scale = loss_scale or ConstantLossScale()
+        self.applied_steps = 0
+        self.skipped_steps = 0
+        self._clip_grad = clip_grad
+        self._action = nonfinite_action
+        self._log_num_zeros = log_num_zeros
+        self._num_elements = sum(grad.numel() for grad in buffers.views("main_grad").values())
+        self._may_skip = nonfinite_action != "ignore" or not isinstance(self.loss_scale, ConstantLossScale)
+
+    def step(
+        self,
+        lr: float,
+        weight_decay: float,
+        *,
+        decoupled_lr: float | None = None,
+        loss: Tensor | None = None,
+    ) -> StepResult:
+        """Update the parameters from `main_grad`, which holds loss_scale times the gradient.
+
+        Args:
+            lr, weight_decay: of this step.
+            decoupled_lr: learning rate of word embedding and head; None means `lr`.
+            loss: the step's loss, unscaled, a scalar on the device; it takes part in the check.
+
+        The gradients are left as they are or divided; zero them before the next backward.
+        Raises: TrainingError on a non-finite step under "stop", with the step left out.
+        """
+        scale = self.loss_scale.scale
+        norm = l2_norm(self.buffers.flat("main_grad"), self.buffers.device) / scale
+        facts = self._facts(norm, loss)
+        self.adam.step(
+            self.applied_steps + 1,
+            lr=lr,
+            weight_decay=weight_decay,
+            decoupled_lr=decoupled_lr,
+            grad_scale=self._divisor(norm, scale),
+            found_inf=facts[0] if self._may_skip else None,
+        )
+        self.buffers.sync_params()
+        return self._conclude(facts, has_loss=loss is not None)
+
+    def _facts(self, norm: Tensor, loss: Tensor | None) -> Tensor:
+        """[found_inf, norm, loss, num_zeros] in float64 on the device; 0 stands for what is not there."""
+        none = torch.zeros_like(norm)
+        loss = none if loss is None else loss.detach().to(norm)
+        zeros = none
+        if self._log_num_zeros:
+            zeros = self._num_elements - count_nonzero(self.buffers.flat("main_grad"), norm.device)
+        found_inf = ~(norm.isfinite() & loss.isfinite())
+        return torch.stack([found_inf.double(), norm, loss, zeros])
+
+    def _divisor(self, norm: Tensor, scale: float) -> Tensor | None:
+        """What the update divides gradients by, or None for 1. A bad norm clips nothing: it would spread."""
+        if self._clip_grad == 0 and scale == 1.0:
+            return None
+        coefficient = torch.where(norm.isfinite(), clip_coefficient(norm, self._clip_grad), 1.0)
+        return scale / coefficient
+
+    def _conclude(self, facts: Tensor, has_loss: bool) -> StepResult:
+        """Wait for the device, count the step, move the loss scale, and say or raise what was not finite."""
+        found_inf, norm, loss_value, num_zeros = facts.tolist()
+        scale, loss = self.loss_scale.scale, loss_value if has_loss else None
+        applied = not (found_inf and self._may_skip)
+        self.applied_steps += applied
+        self.skipped_steps += not applied
+        expected = self.loss_scale.expects_overflow() and math.isfinite(loss_value)
+        self.loss_scale.update(bool(found_inf))
+
+        nonfinite = None
+        if found_inf:
+            nonfinite = NonFinite(loss, norm, nonfinite_parameters(self.buffers.views("main_grad")))
+            if self._action == "stop" and not expected:
+                raise nonfinite_error(nonfinite, self.applied_steps)
+        zeros = int(num_zeros) if self._log_num_zeros else None
+        return StepResult(norm, applied, loss, scale, zeros, nonfinite)
+
+    def params_norm(self) -> float:
+        """Euclidean norm of all main parameters, frozen ones included. Waits for the device."""
+        return l2_norm(self.buffers.flat("main_param"), self.buffers.device).item()
+
+    def state_values(self) -> dict[str, Any]:
+        """The state beside tensors, as JSON values; tensors are `buffers.views` of main_param and moments."""
+        return {
+            "applied_steps": self.applied_steps,
+            "skipped_steps": self.skipped_steps,
+            "loss_scale": self.loss_scale.state_values(),
+        }
+
+    def load_state_values(self, values: Mapping[str, Any]) -> None:
+        """Go on from `state_values`. Raises: CheckpointError when something is missing."""
+        missing = self.state_values().keys() - values.keys()
+        if missing:
+            raise CheckpointError(
+                f"the checkpoint's optimizer state lacks {', '.join(sorted(missing))}.",
+                "Adam's bias correction depends on the number of steps taken.",
+                "load another checkpoint, or start the optimizer afresh with --no-load-optim.",
+            )
+        self.applied_steps = int(values["applied_steps"])
+        self.skipped_steps = int(values["skipped_steps"])
+        self.loss_scale.load_state_values(values["loss_scale"])
