@@ -1,0 +1,266 @@
+"""What one microbatch keeps for backward, and what it needs on top for a moment: a table, one line a tensor.
+
+The table describes the plain implementation (`--transformer-impl local`): every autograd node of model/ and
+attention/ saves what stands here. e is the size of the compute dtype, w that of the wide one (fp32, or fp64
+under fp64) in which norms, softmax and loss run; T = S * B tokens.
+
+Vectors of the hidden size (gains and biases read in the wide dtype) are left out; they are a few kB a layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from redline.formulas.shape import ModelShape
+from redline.formulas.state import ITEM_BYTES
+
+BOOL, INT64 = 1, 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicrobatchShape:
+    """What decides the size of activations.
+
+    Attributes:
+        seq_length, micro_batch_size: S and B.
+        dtype: of compute: "fp64" "fp32" "bf16" "fp16".
+        attention: the backend: "unfused" keeps probabilities; "flash" and "fused" keep output and
+            log-sum-exp.
+        device: "cuda" or "cpu": PyTorch's norm and GEMM kernels keep and copy different things.
+        fuse_wgrad: weight gradients are added to main_grad inside their GEMM.
+        grad_dtype: of main_grad.
+        segments: documents are kept apart by a mask of every sample.
+    """
+
+    seq_length: int
+    micro_batch_size: int = 1
+    dtype: str = "bf16"
+    attention: str = "flash"
+    device: Literal["cpu", "cuda"] = "cuda"
+    fuse_wgrad: bool = True
+    grad_dtype: str = "fp32"
+    segments: bool = False
+
+    @property
+    def tokens(self) -> int:
+        """T = S * B."""
+        return self.seq_length * self.micro_batch_size
+
+    @property
+    def item(self) -> int:
+        """e, bytes of the compute dtype."""
+        return ITEM_BYTES[self.dtype]
+
+    @property
+    def wide(self) -> int:
+        """w, bytes of the dtype of norms, softmax and loss."""
+        return max(self.item, ITEM_BYTES["fp32"])
+
+    @property
+    def copies_for_wgrad(self) -> bool:
+        """Whether a weight gradient first widens both of its operands (no CPU kernel mixes dtypes)."""
+        return self.fuse_wgrad and self.device == "cpu" and self.grad_dtype != self.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """One tensor: the part of the model, the site, what it is, how many bytes."""
+
+    part: Literal["embedding", "attention", "mlp", "head"]
+    site: str
+    what: str
+    num_bytes: int
+
+
+def total_bytes(held: Iterable[Held]) -> int:
+    """Their sum."""
+    return sum(each.num_bytes for each in held)
+
+
+def saved_by_layer(shape: ModelShape, run: MicrobatchShape) -> tuple[Held, ...]:
+    """What one layer keeps for backward."""
+    T, e = run.tokens, run.item
+    saved = [
+        *_norm(shape, run, "attention", "attention.norm", T, shape.hidden),
+        Held("attention", "attention.qkv", "input", T * shape.hidden * e),
+        *_attention(shape, run),
+        Held("attention", "attention.proj", "input", T * shape.q_size * e),
+        *_norm(shape, run, "mlp", "mlp.norm", T, shape.hidden),
+        Held("mlp", "mlp.fc1", "input", T * shape.hidden * e),
+        *_activation(shape, run),
+        Held("mlp", "mlp.fc2", "input", T * shape.ffn * e),
+    ]
+    if shape.hidden_dropout:
+        saved.append(Held("attention", "attention.dropout", "mask", T * shape.hidden * BOOL))
+        saved.append(Held("mlp", "mlp.dropout", "mask", T * shape.hidden * BOOL))
+    return tuple(held for held in saved if held.num_bytes)
+
+
+def saved_by_embedding(shape: ModelShape, run: MicrobatchShape) -> tuple[Held, ...]:
+    """The batch itself (tokens, labels, positions, loss weights), rotary tables, the embedding's mask."""
+    T = run.tokens
+    saved = [
+        Held("embedding", "batch", "tokens, labels, positions", 3 * T * INT64),
+        Held("embedding", "batch", "loss weights", T * ITEM_BYTES["fp32"]),
+    ]
+    if shape.position == "rope":
+        saved.append(Held("embedding", "rope", "cos, sin", run.seq_length * shape.rotary_dim * run.wide))
+    if shape.hidden_dropout:
+        saved.append(Held("embedding", "dropout", "mask", T * shape.hidden * BOOL))
+    return tuple(saved)
+
+
+def saved_by_head(shape: ModelShape, run: MicrobatchShape) -> tuple[Held, ...]:
+    """Final norm, head and loss."""
+    T = run.tokens
+    return (
+        *_norm(shape, run, "head", "final_norm", T, shape.hidden),
+        Held("head", "head", "input", T * shape.hidden * run.item),
+        Held("head", "loss", "log probabilities", T * shape.vocab_size * run.wide),
+        Held("head", "loss", "labels, weights, mask", T * (INT64 + run.wide + BOOL)),
+    )
+
+
+def loss_workspace(shape: ModelShape, run: MicrobatchShape) -> tuple[Held, ...]:
+    """Needed on top of all that is saved while the loss runs: forward or backward, whichever is more."""
+    T, V, e, w = run.tokens, shape.vocab_size, run.item, run.wide
+    padded = shape.padded_vocab_size
+    caller = Held("head", "head", "hidden states held by the caller", T * shape.hidden * e)
+    forward = [caller, Held("head", "loss", "logits, padded", T * padded * e)]
+    if w > e or padded > V:  # the softmax reads a dense copy without the padding
+        forward.append(Held("head", "loss", "wide logits", T * V * w))
+    backward = [
+        caller,
+        Held("head", "loss", "gradient of the log probabilities", T * V * w),
+        Held("head", "loss", "gradient of the logits", T * V * w),
+    ]
+    return tuple(max(forward, backward, key=total_bytes))
+
+
+def mlp_workspace(shape: ModelShape, run: MicrobatchShape) -> tuple[Held, ...]:
+    """Needed on top of the saved layers while the last MLP runs: forward, mask drawing or backward."""
+    T, H, F, e, w = run.tokens, shape.hidden, shape.ffn, run.item, run.wide
+    forward, draws = [], []
+    if shape.bias_linear:
+        forward.append(Held("mlp", "mlp.fc1", "output before its bias", T * shape.fc1_size * e))
+    if shape.bias_linear and w > e:  # at this moment what the activation will keep does not exist yet
+        later = total_bytes(_activation(shape, run)) - T * shape.fc1_size * e + T * F * e
+        forward.append(Held("mlp", "mlp.fc1", "wide output with its bias", T * shape.fc1_size * w - later))
+    if shape.hidden_dropout:
+        draws.append(Held("mlp", "mlp.dropout", "mask drawing", _mask_drawing(run.seq_length * H, run)))
+    through_activation = {"squared-relu": 3}.get(shape.activation, 2 if shape.gated else 1)
+    backward = [Held("mlp", "mlp.fc2", "gradients through the activation", through_activation * T * F * e)]
+    if run.copies_for_wgrad:
+        grad = ITEM_BYTES[run.grad_dtype]
+        widened = [
+            Held("mlp", "mlp.fc2", "gradient of the input", T * F * e),
+            Held("mlp", "mlp.fc2", "wide operands of the weight gradient", T * (F + H) * grad),
+        ]
+        backward = max(backward, widened, key=total_bytes)
+    if not run.fuse_wgrad:
+        backward.append(Held("mlp", "mlp.fc2", "weight gradient before it is added", H * F * e))
+    backward.append(Held("mlp", "mlp", "gradient of the residual stream", 2 * T * H * e))
+    return tuple(max(forward, draws, backward, key=total_bytes))
+
+
+def attention_workspace(shape: ModelShape, run: MicrobatchShape) -> tuple[Held, ...]:
+    """Needed on top of the saved layers, the last MLP not counted, while the last attention runs."""
+    T, q, kv, e, w = run.tokens, shape.q_size, shape.kv_size, run.item, run.wide
+    if run.attention != "unfused":
+        repeated = 2 * q if run.device == "cuda" and kv < q else 0
+        gradients = T * (2 * q + 2 * kv + repeated) * e
+        return (
+            Held("attention", "attention.core", "gradients of output, q, k, v", gradients),
+            Held("attention", "attention.core", "accumulator of q's gradient", T * q * w),
+        )
+    P = run.micro_batch_size * shape.num_heads * run.seq_length**2
+    rounded = e if w > e else 0  # probabilities in the compute dtype, beside those of the softmax
+    cleared = w if run.segments else 0  # and those of rows that see no key
+    forward = P * (2 * w + rounded + cleared)
+    backward = P * w * (4 if run.device == "cuda" else 3)  # CUDA's softmax makes a product of its own
+    drawing = 0
+    if shape.attention_dropout:
+        drawing = P * (2 * w + (rounded or cleared)) + _mask_drawing(P // run.micro_batch_size, run)
+    saved = [held.num_bytes for held in _attention(shape, run) if held.what in ("softmax", "probabilities")]
+    elsewhere = sum(saved) + T * q * e  # counted as saved; proj's input is not made yet, or gone already
+    return (Held("attention", "attention.core", "scores", max(forward, drawing, backward) - elsewhere),)
+
+
+def _mask_drawing(elements: int, run: MicrobatchShape) -> int:
+    """64-bit words alive at once while masks of `elements` a sample are drawn, one word for four elements.
+
+    Of the 13 words ten depend on the sample, three only on the place in it.
+    """
+    return elements * INT64 // 4 * (10 * run.micro_batch_size + 3)
+
+
+def _norm(
+    shape: ModelShape,
+    run: MicrobatchShape,
+    part: Literal["attention", "mlp", "head"],
+    site: str,
+    rows: int,
+    size: int,
+    affine: bool = True,
+) -> Iterator[Held]:
+    """A norm keeps its input in the wide dtype (in fp32 compute that is the residual stream itself)."""
+    layer_norm = shape.normalization == "LayerNorm" and affine
+    yield Held(part, site, "wide input", rows * size * run.wide)
+    yield Held(part, site, "statistics", rows * run.wide * (2 if layer_norm else 1))
+    if run.device == "cpu" and not layer_norm and affine:  # composed of single operators there
+        yield Held(part, site, "normalised input", rows * size * run.wide)
+
+
+def _attention(shape: ModelShape, run: MicrobatchShape) -> Iterator[Held]:
+    """q, k, v and what the backend keeps. Views of the merged projection keep all of it alive."""
+    T, q, kv, e = run.tokens, shape.q_size, shape.kv_size, run.item
+    N, G, S = shape.num_heads, shape.num_groups, run.seq_length
+    turned = shape.position == "rope" or shape.qk_norm != "none"  # q and k are then tensors of their own
+    if shape.qk_norm != "none":
+        affine = shape.qk_norm == "norm"
+        for what, heads in (("q_norm", N), ("k_norm", G)):
+            for held in _norm(
+                shape, run, "attention", f"attention.{what}", T * heads, shape.head_dim, affine
+            ):
+                if held.what != "wide input" or run.wide > e:  # else a view of the projection
+                    yield held
+    unfused = run.attention == "unfused"
+    views = run.micro_batch_size == 1 or G == 1  # then PyTorch's einsum takes k and v without copying
+    whole = not unfused or views or (shape.qk_norm != "none" and run.wide == e)
+    if whole:
+        yield Held("attention", "attention.core", "q, k, v projection", T * (q + 2 * kv) * e)
+    if turned:
+        yield Held("attention", "attention.core", "q", T * q * e)
+        yield Held("attention", "attention.core", "k", T * kv * e)
+    elif unfused and (N > G or not views):
+        yield Held("attention", "attention.core", "q", T * q * e)
+    if unfused and not views:
+        yield Held("attention", "attention.core", "v", T * kv * e)
+        if not turned:
+            yield Held("attention", "attention.core", "k", T * kv * e)
+    if not unfused:
+        yield Held("attention", "attention.core", "log-sum-exp", T * N * ITEM_BYTES["fp32"])
+        return
+    P = run.micro_batch_size * N * S * S
+    yield Held("attention", "attention.core", "softmax", P * run.wide)
+    if run.wide > e or run.segments or shape.attention_dropout:  # else they are the softmax itself
+        yield Held("attention", "attention.core", "probabilities", P * e)
+    masks = run.micro_batch_size if run.segments else 1
+    yield Held("attention", "attention.core", "hidden keys", masks * S * S * BOOL)
+    if shape.attention_dropout:
+        yield Held("attention", "attention.core", "dropout mask", P * BOOL)
+
+
+def _activation(shape: ModelShape, run: MicrobatchShape) -> Iterator[Held]:
+    """Between fc1 and fc2: the input of each nonlinear step."""
+    size = run.tokens * run.item
+    if shape.activation == "squared-relu":
+        yield Held("mlp", "mlp.activation", "relu", size * shape.ffn)
+        return
+    yield Held("mlp", "mlp.fc1", "output", size * shape.fc1_size)
+    if shape.gated:
+        yield Held("mlp", "mlp.activation", "gate after its curve", size * shape.ffn)
+    if shape.activation == "quick-geglu":
+        yield Held("mlp", "mlp.activation", "sigmoid", size * shape.ffn)

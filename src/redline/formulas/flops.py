@@ -1,0 +1,107 @@
+"""Model FLOPs: what the mathematics of one training step needs, never what an implementation spends.
+
+Forward and backward together are three times forward (one product forward, two backward), a multiply-add is
+two FLOPs, hence the 6 in front of every weight. Counted: all GEMMs with weights, the router, attention's two
+products, the vocabulary projection at its true size (padding is no useful work). Not counted: look-ups (the
+embedding is one), norms, softmax, activation functions, rotary, dropout, optimizer, and anything that is
+recomputed.
+
+Two conventions for attention under a causal mask, both in use among published numbers:
+    "causal-half"   half of the S x S products, which is what the mask leaves (S x S/2, the diagonal at half)
+    "full"          all S x S products, as if there were no mask
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from redline.formulas.params import is_moe
+from redline.formulas.shape import ModelShape
+
+Convention = Literal["causal-half", "full"]
+CONVENTIONS: tuple[Convention, ...] = ("causal-half", "full")
+
+FORWARD_AND_BACKWARD = 3
+MULTIPLY_ADD = 2
+PER_WEIGHT = FORWARD_AND_BACKWARD * MULTIPLY_ADD
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenFlops:
+    """Model FLOPs of one token, forward and backward, by component; `mtp` is all depths with their heads."""
+
+    convention: Convention
+    attention_proj: int
+    attention_core: int
+    mlp: int
+    router: int
+    head: int
+    mtp: int
+
+    @property
+    def total(self) -> int:
+        """All components."""
+        return self.attention_proj + self.attention_core + self.mlp + self.router + self.head + self.mtp
+
+    @property
+    def forward(self) -> int:
+        """The forward pass alone."""
+        return self.total // FORWARD_AND_BACKWARD
+
+    def as_dict(self) -> dict[str, int | str]:
+        """Plain values with the total, for JSON."""
+        return asdict(self) | {"total": self.total}
+
+
+def flops_per_token(shape: ModelShape, seq_length: int, convention: Convention = "causal-half") -> TokenFlops:
+    """Model FLOPs of one token of a sequence of `seq_length` tokens under a causal mask."""
+    moe_layers = sum(is_moe(shape, layer) for layer in range(shape.num_layers))
+    dense_layers = shape.num_layers - moe_layers
+    proj, core = _attention_proj(shape), _attention_core(shape, seq_length, convention)
+    head = PER_WEIGHT * shape.hidden * shape.vocab_size
+    last_is_moe = is_moe(shape, shape.num_layers - 1)
+    depth = proj + core + (_moe(shape) + _router(shape) if last_is_moe else _dense(shape))
+    depth += PER_WEIGHT * 2 * shape.hidden * shape.hidden + head
+    return TokenFlops(
+        convention=convention,
+        attention_proj=shape.num_layers * proj,
+        attention_core=shape.num_layers * core,
+        mlp=dense_layers * _dense(shape) + moe_layers * _moe(shape),
+        router=moe_layers * _router(shape),
+        head=head,
+        mtp=shape.mtp_num_layers * depth,
+    )
+
+
+def flops_per_step(
+    shape: ModelShape, seq_length: int, global_batch_size: int, convention: Convention = "causal-half"
+) -> int:
+    """Model FLOPs of one optimizer step over `global_batch_size` sequences."""
+    return flops_per_token(shape, seq_length, convention).total * seq_length * global_batch_size
+
+
+def _attention_proj(shape: ModelShape) -> int:
+    return PER_WEIGHT * shape.hidden * (2 * shape.q_size + 2 * shape.kv_size)
+
+
+def _attention_core(shape: ModelShape, seq_length: int, convention: Convention) -> int:
+    """Q K^T and P V: each S x D products for every head and token; kv groups share, so they do not appear."""
+    full = FORWARD_AND_BACKWARD * 2 * MULTIPLY_ADD * seq_length * shape.q_size
+    return full if convention == "full" else full // 2
+
+
+def _dense(shape: ModelShape) -> int:
+    return _mlp(shape, shape.ffn)
+
+
+def _moe(shape: ModelShape) -> int:
+    return _mlp(shape, shape.moe_ffn * shape.moe_topk + shape.moe_shared_ffn)
+
+
+def _mlp(shape: ModelShape, ffn: int) -> int:
+    return PER_WEIGHT * shape.hidden * ffn * (3 if shape.gated else 2)
+
+
+def _router(shape: ModelShape) -> int:
+    return PER_WEIGHT * shape.hidden * shape.num_experts
