@@ -1,0 +1,24 @@
+"""Config and hardware turned into one frozen Plan that everything else runs by. Pure, no torch."""
+
+from redline.plan.batch import BatchSchedule, Segment, make_batch_schedule, ramp_up
+from redline.plan.dtypes import choose_precision, state_dtypes
+from redline.plan.grid import RankGrid, make_grid
+from redline.plan.lr import LrSchedule, ScheduleSpec, WeightDecaySchedule
+from redline.plan.plan import EvalPlan, Plan, make_plan
+
+__all__ = [
+    "BatchSchedule",
+    "EvalPlan",
+    "LrSchedule",
+    "Plan",
+    "RankGrid",
+    "ScheduleSpec",
+    "Segment",
+    "WeightDecaySchedule",
+    "choose_precision",
+    "make_batch_schedule",
+    "make_grid",
+    "make_plan",
+    "ramp_up",
+    "state_dtypes",
+]

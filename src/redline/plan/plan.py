@@ -1,0 +1,254 @@
+"""Everything that follows from a config, a machine, a vocabulary and a number of ranks, as one frozen value.
+
+Pure: nothing is opened, allocated or measured. The trainer runs by it, `redline memory` prints it, and the
+planner makes thousands of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Literal
+
+from redline.choice import Choice
+from redline.config import OptimConfig, RunConfig, TrainConfig, batch_schedule
+from redline.formulas.activations import MicrobatchShape
+from redline.formulas.flops import CONVENTIONS, Convention, TokenFlops, flops_per_token
+from redline.formulas.memory import MemoryEstimate, training_memory
+from redline.formulas.params import ParameterCount, count_parameters
+from redline.formulas.resolve import shape_of
+from redline.formulas.shape import ModelShape
+from redline.formulas.state import StateDtypes
+from redline.hardware import Hardware
+from redline.plan.batch import BatchSchedule, make_batch_schedule, ramp_up
+from redline.plan.dtypes import choose_precision, state_dtypes
+from redline.plan.grid import RankGrid, make_grid
+from redline.plan.lr import LrSchedule, ScheduleSpec, WeightDecaySchedule
+from redline.plan.rules import broken
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalPlan:
+    """When and how much a run evaluates.
+
+    Attributes:
+        iterations: global batches of one evaluation; 0 never evaluates.
+        interval: steps between evaluations, None for one at the end.
+        global_batch_size, num_microbatches: of each batch (ramp-up plays no part).
+        valid_samples, test_samples: distinct samples that the splits should offer.
+    """
+
+    iterations: int
+    interval: int | None
+    global_batch_size: int
+    num_microbatches: int
+    valid_samples: int
+    test_samples: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A run, decided.
+
+    Attributes:
+        shape: the model, every default resolved.
+        parameters: how many it has.
+        grid: which rank holds what.
+        precision: name of the recipe: "bf16" "fp16" "fp32" "fp64"; also the compute and parameter dtype.
+        dtypes: storage of parameters, gradients and optimizer state.
+        seq_length: tokens of a sample.
+        batch: batch sizes, microbatches, iterations.
+        schedule: learning rate and weight decay over samples.
+        evaluation: when and how much.
+        microbatch: what decides the size of activations.
+        memory: predicted peak of a rank.
+        flops: model FLOPs of a token in each convention.
+        choices: what was chosen for every `auto` so far; build adds its own.
+    """
+
+    shape: ModelShape
+    parameters: ParameterCount
+    grid: RankGrid
+    precision: str
+    dtypes: StateDtypes
+    seq_length: int
+    batch: BatchSchedule
+    schedule: ScheduleSpec
+    evaluation: EvalPlan
+    microbatch: MicrobatchShape
+    memory: MemoryEstimate
+    flops: Mapping[Convention, TokenFlops]
+    choices: tuple[Choice, ...]
+
+    def with_attention(self, backend: str) -> Plan:
+        """The plan with the attention backend that build has chosen, and the memory that it needs."""
+        microbatch = replace(self.microbatch, attention=backend)
+        memory = training_memory(self.shape, microbatch, self.dtypes)
+        return replace(self, microbatch=microbatch, memory=memory)
+
+    def tokens_per_step(self, consumed_samples: int) -> int:
+        """Tokens of the step that starts after `consumed_samples` sequences, over all ranks."""
+        return self.batch.global_batch_size(consumed_samples) * self.seq_length
+
+
+def make_plan(config: RunConfig, hardware: Hardware, vocab_size: int, world_size: int = 1) -> Plan:
+    """Decide everything that can be decided without building the model.
+
+    Args:
+        vocab_size: true size of the tokenizer's vocabulary.
+        world_size: ranks in all.
+
+    Raises: ConfigError when the numbers do not fit together; the message cites the rule.
+    """
+    grid = plan_grid(config, world_size)
+    seq_length = config.train.seq_length
+    shape = shape_of(config.model, seq_length, vocab_size, grid.tp, moe=config.moe, mtp=config.mtp)
+    precision = choose_precision(config.precision, hardware)
+    dtypes = state_dtypes(precision.ran, config.precision)
+    batch = plan_batch(config.train, grid.dp)
+    microbatch = MicrobatchShape(
+        seq_length=seq_length,
+        micro_batch_size=config.train.micro_batch_size,
+        dtype=precision.ran,
+        attention=expected_attention(config, hardware, precision.ran),
+        device=hardware.kind,
+        fuse_wgrad=config.kernels.gradient_accumulation_fusion,
+        grad_dtype=dtypes.grad,
+        segments=config.data.reset_attention_mask,
+    )
+    return Plan(
+        shape=shape,
+        parameters=count_parameters(shape),
+        grid=grid,
+        precision=precision.ran,
+        dtypes=dtypes,
+        seq_length=seq_length,
+        batch=batch,
+        schedule=plan_schedule(config.optim, config.train, batch),
+        evaluation=plan_evaluation(config.train, batch),
+        microbatch=microbatch,
+        memory=training_memory(shape, microbatch, dtypes),
+        flops=MappingProxyType({name: flops_per_token(shape, seq_length, name) for name in CONVENTIONS}),
+        choices=(precision,),
+    )
+
+
+def plan_grid(config: RunConfig, world_size: int) -> RankGrid:
+    """The ranks as the config arranges them."""
+    parallel = config.parallel
+    return make_grid(
+        world_size,
+        tp=parallel.tensor_model_parallel_size,
+        pp=parallel.pipeline_model_parallel_size,
+        cp=parallel.context_parallel_size,
+        ep=parallel.expert_model_parallel_size,
+        etp=parallel.expert_tensor_parallel_size,
+        pp_before_dp=parallel.use_tp_pp_dp_mapping,
+    )
+
+
+def plan_batch(train: TrainConfig, dp: int) -> BatchSchedule:
+    """Batch sizes over the run, from whichever options state them."""
+    if train.train_iters is None and train.train_samples is None:
+        raise broken(
+            "length-stated",
+            "neither --train-iters nor --train-samples is given.",
+            "a run has an end.",
+            "state one, for example --train-iters 1000.",
+            "--train-iters",
+            "--train-samples",
+        )
+    return make_batch_schedule(
+        _batch_thresholds(train, dp),
+        micro_batch_size=train.micro_batch_size,
+        dp=dp,
+        train_iters=train.train_iters,
+        train_samples=train.train_samples,
+        decrease_if_needed=train.decrease_batch_size_if_needed,
+    )
+
+
+def _batch_thresholds(train: TrainConfig, dp: int) -> list[tuple[int, int]]:
+    """(consumed samples, global batch size from there on)."""
+    if train.step_batch_size_schedule is not None:
+        steps = batch_schedule(train.step_batch_size_schedule)
+        if steps is None:
+            raise broken(
+                "batch-schedule",
+                f'--step-batch-size-schedule "{train.step_batch_size_schedule}" is no schedule.',
+                "it is a list of TOKENS:SIZE that starts at 0 tokens and rises.",
+                'write for example "0:768 250B:1536".',
+                "--step-batch-size-schedule",
+            )
+        return [(-(-tokens // train.seq_length), size) for tokens, size in steps]
+    final = train.global_batch_size or train.micro_batch_size * dp
+    if train.rampup_batch_size is not None:
+        return ramp_up(*train.rampup_batch_size, final)
+    return [(0, final)]
+
+
+def plan_schedule(optim: OptimConfig, train: TrainConfig, batch: BatchSchedule) -> ScheduleSpec:
+    """Learning rate and weight decay, every length turned into samples."""
+    run = train.train_samples or batch.total_samples
+    decay = _samples(optim.lr_decay_iters, optim.lr_decay_samples, batch) or run
+    warmup: float = _samples(optim.lr_warmup_iters, optim.lr_warmup_samples, batch)
+    if optim.lr_warmup_fraction is not None:
+        warmup = optim.lr_warmup_fraction * decay
+    main = LrSchedule(
+        max_lr=optim.lr,
+        min_lr=optim.min_lr,
+        init_lr=optim.lr_warmup_init,
+        style=optim.lr_decay_style,
+        warmup=warmup,
+        decay=decay,
+        wsd_style=optim.lr_wsd_decay_style,
+        wsd_decay=_samples(optim.lr_wsd_decay_iters, optim.lr_wsd_decay_samples, batch),
+    )
+    decoupled = None
+    if (peak := optim.decoupled_lr) is not None:
+        least = optim.min_lr if optim.decoupled_min_lr is None else optim.decoupled_min_lr
+        decoupled = replace(main, max_lr=peak, min_lr=min(least, peak), init_lr=min(main.init_lr, peak))
+    constant = optim.weight_decay_incr_style == "constant"
+    start, end = (optim.weight_decay if constant else value for value in _ends(optim))
+    decays = WeightDecaySchedule(start=start, end=end, style=optim.weight_decay_incr_style, length=run)
+    return ScheduleSpec(main=main, decay=decays, decoupled=decoupled)
+
+
+def _ends(optim: OptimConfig) -> tuple[float, float]:
+    """Weight decay at the start and at the end."""
+    ends = (optim.start_weight_decay, optim.end_weight_decay)
+    start, end = (optim.weight_decay if value is None else value for value in ends)
+    return start, end
+
+
+def _samples(iterations: int | None, samples: int | None, batch: BatchSchedule) -> int:
+    """A length stated in iterations or in samples; 0 when neither is."""
+    return batch.samples_at(iterations) if iterations else samples or 0
+
+
+def plan_evaluation(train: TrainConfig, batch: BatchSchedule) -> EvalPlan:
+    """Evaluations of the whole run, and the samples they take (Megatron's counts)."""
+    size = batch.final_batch_size
+    times = 1 + (batch.total_iterations // train.eval_interval if train.eval_interval else 0)
+    return EvalPlan(
+        iterations=train.eval_iters,
+        interval=train.eval_interval,
+        global_batch_size=size,
+        num_microbatches=size // (batch.micro_batch_size * batch.dp),
+        valid_samples=times * train.eval_iters * size,
+        test_samples=train.eval_iters * size,
+    )
+
+
+def expected_attention(
+    config: RunConfig, hardware: Hardware, dtype: str
+) -> Literal["unfused", "flash", "fused"]:
+    """The backend a prediction assumes until build has chosen; "flash" is any that keeps no scores."""
+    asked = config.attention.attention_backend
+    if asked in ("unfused", "flash", "fused"):
+        return asked
+    if config.model.attention_dropout > 0 or config.data.reset_attention_mask:
+        return "unfused"
+    narrow = dtype in ("bf16", "fp16")
+    return "flash" if narrow or hardware.kind == "cpu" else "unfused"
