@@ -1,0 +1,114 @@
+"""The append-only record of a run: metrics.jsonl, TensorBoard, and statistics for the summary."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from redline.ledger.metrics import StepRecord, ValidRecord, append_record, open_metrics
+from redline.ledger.statistics import WARMUP_STEPS, RunStatistics
+from redline.ledger.tensorboard import EventWriter
+
+METRICS_FILE = "metrics.jsonl"
+
+
+class Ledger:
+    """Where a run's numbers go. A context manager; made by `open_ledger`.
+
+    Attributes:
+        statistics: of the steps recorded by this process.
+        last_valid: the latest evaluation of the validation split.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        *,
+        resumed_step: int | None = None,
+        tensorboard_dir: Path | None = None,
+        tensorboard_interval: int = 1,
+        warmup_steps: int = WARMUP_STEPS,
+    ) -> None:
+        self.path = run_dir / METRICS_FILE
+        self.statistics = RunStatistics(warmup_steps)
+        self.last_valid: ValidRecord | None = None
+        self._events: EventWriter | None = None
+        self._interval = tensorboard_interval
+        with ExitStack() as opened:
+            self._metrics = opened.enter_context(open_metrics(self.path, resumed_step))
+            if tensorboard_dir is not None:
+                self._events = EventWriter(tensorboard_dir, resumed_step)
+            opened.pop_all()
+
+    def record(self, record: StepRecord) -> None:
+        """Append one step.
+
+        Raises: TrainingError when the disk refuses it.
+        """
+        self.statistics.add(record)
+        self._append("train", record.step, record.as_dict())
+
+    def record_valid(self, record: ValidRecord) -> None:
+        """Append one evaluation."""
+        if record.split == "valid":
+            self.last_valid = record
+        self._append(record.split, record.step, record.as_dict())
+
+    def close(self) -> None:
+        """Close the files; recording is then over."""
+        try:
+            self._metrics.close()
+        finally:
+            if self._events is not None:
+                self._events.close()
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _append(self, prefix: str, step: int, record: Mapping[str, Any]) -> None:
+        append_record(self._metrics, record)
+        if self._events is not None and (prefix != "train" or step % self._interval == 0):
+            scalars = {
+                f"{prefix}/{name}": float(value)
+                for name, value in record.items()
+                if isinstance(value, int | float) and name != "step"
+            }
+            self._events.add(step, scalars)
+
+
+def open_ledger(
+    run_dir: Path,
+    *,
+    resumed_step: int | None = None,
+    tensorboard_dir: Path | None = None,
+    tensorboard_interval: int = 1,
+    warmup_steps: int = WARMUP_STEPS,
+) -> Ledger:
+    """Open the record of a run in `run_dir`.
+
+    Args:
+        resumed_step: None for a new run; else the step of the checkpoint it goes on from: records of later
+            steps are dropped.
+        tensorboard_dir: where TensorBoard events go, None for none.
+        tensorboard_interval: steps between the training points shown there.
+        warmup_steps: left out of the medians.
+
+    Raises:
+        TrainingError: the folder holds another run's metrics, or cannot be written.
+        ConfigError: TensorBoard is wanted and not installed.
+    """
+    return Ledger(
+        run_dir,
+        resumed_step=resumed_step,
+        tensorboard_dir=tensorboard_dir,
+        tensorboard_interval=tensorboard_interval,
+        warmup_steps=warmup_steps,
+    )

@@ -1,0 +1,89 @@
+"""summary.json: what a run was, what it reached and what was predicted, as one document."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from redline.choice import Choice
+from redline.errors import TrainingError
+from redline.files import os_errors_as, write_json_atomic
+from redline.ledger.metrics import finite
+from redline.ledger.mfu import Utilisation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSummary:
+    """The end of a run.
+
+    Attributes:
+        name: of the run.
+        outcome: one sentence: finished, or why it stopped early.
+        steps, consumed_samples, consumed_tokens: of the whole run, earlier processes included.
+        wall_time_s: of this process.
+        parameters: of the model, tied ones once.
+        hardware: Hardware.as_dict().
+        utilisation: MFU in each convention.
+        tokens_per_s, step_time_s: medians, warm-up left out.
+        predicted_memory: MemoryEstimate.as_dict(); holds "total".
+        measured_memory_bytes: peak, None when it cannot be measured.
+        memory_measure: how it was measured, for example "peak allocated by torch on the GPU".
+        train_loss, valid_loss, unigram_loss: nats per token; the last two where they were computed. The
+            unigram
+            model knows only how often each token occurs: what a model must beat to have learnt anything.
+        choices: what ran in place of every `auto`.
+        files: what -> path.
+        versions: package -> version.
+        extra: further values by name.
+    """
+
+    name: str
+    outcome: str
+    steps: int
+    consumed_samples: int
+    consumed_tokens: int
+    wall_time_s: float
+    parameters: int
+    hardware: Mapping[str, Any]
+    utilisation: Sequence[Utilisation] = ()
+    tokens_per_s: float | None = None
+    step_time_s: float | None = None
+    predicted_memory: Mapping[str, Any] | None = None
+    measured_memory_bytes: int | None = None
+    memory_measure: str = ""
+    train_loss: float | None = None
+    valid_loss: float | None = None
+    unigram_loss: float | None = None
+    skipped_steps: int = 0
+    choices: Sequence[Choice] = ()
+    files: Mapping[str, str] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The document as it is written, NaN and Inf as None."""
+        values = {
+            name: getattr(self, name) for name in self.__slots__ if name not in ("extra", "utilisation")
+        }
+        values["mfu"] = {each.convention: each.as_dict() for each in self.utilisation}
+        values["choices"] = [asdict(choice) for choice in self.choices]
+        document: dict[str, Any] = finite(values | dict(self.extra))
+        return document
+
+
+def write_summary(path: Path, summary: RunSummary) -> None:
+    """Write the document atomically.
+
+    Raises: TrainingError when it cannot be written.
+    """
+    with os_errors_as(TrainingError, path, "write"):
+        write_json_atomic(path, summary.as_dict())
+
+
+def read_summary(path: Path) -> dict[str, Any]:
+    """The document as plain values."""
+    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return document
