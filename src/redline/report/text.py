@@ -1,0 +1,182 @@
+"""A run in the terminal: the log line of a step, and the summary at the end.
+
+Everything is printed from plain values (the records of the ledger, the document of summary.json), so that a
+finished run prints the same from its folder. rich handles narrow terminals and NO_COLOR.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from redline.ledger import StepRecord, ValidRecord
+from redline.units import GIB, format_count, format_duration, format_flops_per_s
+
+
+def step_line(
+    records: Sequence[StepRecord],
+    total_steps: int,
+    now: datetime.datetime | None = None,
+    *,
+    throughput: bool = False,
+) -> str:
+    """One line for the steps since the last line, in the order and words of Megatron's log.
+
+    Loss, time and rates are means over the steps; skipped steps have no part in the loss. The learning rate
+    is the one the last step used. `throughput` adds TFLOP/s.
+    """
+    last = records[-1]
+    moment = now or datetime.datetime.now()
+    losses = [record.loss for record in records if not record.skipped and math.isfinite(record.loss)]
+    fields = [
+        f" [{moment:%Y-%m-%d %H:%M:%S.%f}] iteration {last.step:8d}/{total_steps:8d}",
+        f"consumed samples: {last.consumed_samples:12d}",
+        f"elapsed time per iteration (ms): {_mean(record.step_time_s for record in records) * 1e3:.1f}",
+    ]
+    if throughput and last.flops_per_s is not None:
+        rate = _mean(record.flops_per_s or 0.0 for record in records)
+        fields.append(f"throughput per GPU (TFLOP/s/GPU): {rate / 1e12:.4g}")
+    fields.append(f"tokens/s: {_mean(record.tokens_per_s for record in records):.0f}")
+    if last.mfu is not None:
+        fields.append(f"MFU: {_mean(record.mfu or 0.0 for record in records):.1%}")
+    fields += [f"learning rate: {last.lr:.6E}", f"global batch size: {last.global_batch_size:5d}"]
+    if losses:
+        fields.append(f"lm loss: {_mean(losses):.6E}")
+    fields += [f"loss scale: {last.loss_scale:.1f}", f"grad norm: {last.grad_norm:.3f}"]
+    fields += [_extra(name, value) for name, value in last.extra.items() if value is not None]
+    now_text = "" if last.memory_now is None else f"{last.memory_now / GIB:.2f}/"
+    fields += [
+        f"memory (GiB): {now_text}{last.memory / GIB:.2f}",
+        f"number of skipped iterations: {sum(record.skipped for record in records):3d}",
+        f"number of nan iterations: {sum(record.nonfinite is not None for record in records):3d}",
+    ]
+    return " | ".join(fields) + " |"
+
+
+def valid_line(record: ValidRecord) -> str:
+    """One line for an evaluation, in the words of Megatron's log."""
+    name = {"valid": "validation", "test": "test"}.get(record.split, record.split)
+    return (
+        f" {name} loss at iteration {record.step} | lm loss value: {record.loss:.6E} | "
+        f"lm loss PPL: {record.perplexity:.6E} |"
+    )
+
+
+def print_summary(document: Mapping[str, Any], console: Console | None = None) -> None:
+    """Print the summary of a run (RunSummary.as_dict(), or summary.json read back)."""
+    (console or Console()).print(summary_view(document))
+
+
+def summary_view(document: Mapping[str, Any]) -> RenderableType:
+    """The summary as tables: results, memory, choices, files."""
+    parts: list[RenderableType] = [
+        key_values(f"{document['name']}: {document['outcome']}", _results(document))
+    ]
+    if document.get("predicted_memory") or document.get("measured_memory_bytes"):
+        parts.append(_memory(document))
+    if document.get("choices"):
+        parts.append(_choices(document["choices"]))
+    if document.get("files"):
+        parts.append(key_values("files", document["files"].items()))
+    return Group(*parts)
+
+
+def _results(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    hardware = document["hardware"]
+    many = hardware.get("num_devices", 1)
+    yield "hardware", f"{many} x {hardware['name']}" if many > 1 else hardware["name"]
+    yield "parameters", f"{document['parameters']:,} ({format_count(document['parameters'])})"
+    skipped = f", {document['skipped_steps']} skipped" if document.get("skipped_steps") else ""
+    yield "steps", f"{document['steps']:,}{skipped}, {format_count(document['consumed_tokens'])} tokens"
+    yield "time", format_duration(document["wall_time_s"])
+    for label, key in (("training loss", "train_loss"), ("validation loss", "valid_loss")):
+        if document.get(key) is not None:
+            yield (
+                label,
+                f"{document[key]:.4f} nats a token (perplexity {math.exp(min(20.0, document[key])):.4g})",
+            )
+    if document.get("unigram_loss") is not None:
+        yield "unigram model", f"{document['unigram_loss']:.4f} nats a token (token frequencies alone)"
+    if document.get("tokens_per_s"):
+        yield "throughput", f"{document['tokens_per_s']:,.0f} tokens/s (median)"
+    if document.get("step_time_s"):
+        yield "step", f"{format_duration(document['step_time_s'])} (median)"
+    for convention, facts in document.get("mfu", {}).items():
+        yield f"MFU, {convention}", _mfu(facts)
+
+
+def _mfu(facts: Mapping[str, Any]) -> str:
+    rate = format_flops_per_s(facts["flops_per_s"])
+    if facts["mfu"] is None:
+        return f"n/a ({rate}; no known {facts['dtype']} peak)"
+    peak = format_flops_per_s(facts["peak_flops_per_s"])
+    return f"{facts['mfu']:.1%} = {rate} / {peak} {facts['dtype']} ({facts['peak_source']})"
+
+
+def _memory(document: Mapping[str, Any]) -> Table:
+    table = _table("memory")
+    table.add_column()
+    table.add_column("GiB", justify="right", no_wrap=True)
+    predicted = document.get("predicted_memory") or {}
+    for name, num_bytes in predicted.get("parts", {}).items():
+        if num_bytes:
+            table.add_row(name.replace("_", " "), f"{num_bytes / GIB:.3f}")
+    if predicted:
+        table.add_section()
+        table.add_row("predicted peak", f"{predicted['total'] / GIB:.3f}", style="bold")
+    measured = document.get("measured_memory_bytes")
+    if measured is not None:
+        how = f" ({document['memory_measure']})" if document.get("memory_measure") else ""
+        table.add_row(f"measured peak{how}", f"{measured / GIB:.3f}", style="bold")
+        if predicted.get("total"):
+            table.add_row(
+                "predicted / measured", f"{predicted['total'] / measured:.2f}" if measured else "n/a"
+            )
+    return table
+
+
+def _choices(choices: Sequence[Mapping[str, str]]) -> Table:
+    table = _table("choices")
+    for header in ("what", "asked", "ran"):
+        table.add_column(header, overflow="fold")
+    table.add_column("why", overflow="fold", ratio=1)
+    for choice in choices:
+        swapped = choice["asked"] not in ("auto", choice["ran"])
+        table.add_row(
+            choice["what"], choice["asked"], Text(choice["ran"], "yellow" if swapped else ""), choice["why"]
+        )
+    return table
+
+
+def key_values(title: str, rows: Iterable[tuple[str, str]]) -> Table:
+    """A two-column table without a header; long values fold in a narrow terminal."""
+    table = _table(title)
+    table.show_header = False
+    table.add_column()
+    table.add_column(overflow="fold", min_width=24)
+    for name, value in rows:
+        table.add_row(name, Text(str(value)))
+    return table
+
+
+def _table(title: str) -> Table:
+    return Table(
+        title=Text(title), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False
+    )
+
+
+def _extra(name: str, value: float | int | str) -> str:
+    label = name.replace("_", " ")
+    return f"{label}: {value:.4g}" if isinstance(value, float) else f"{label}: {value}"
+
+
+def _mean(values: Iterable[float]) -> float:
+    found = list(values)
+    return sum(found) / len(found) if found else math.nan
