@@ -1,0 +1,205 @@
+"""`redline memory`: parameters, FLOPs and theoretical memory of a configuration, without torch or a GPU."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from redline.config import DEMO_VOCAB_SIZE, InvalidConfigError, Problem, RunConfig, parse_args, with_values
+from redline.config.rules import refusals
+from redline.errors import ConfigError
+from redline.formulas.activations import Held
+from redline.formulas.megatron import (
+    MegatronLayout,
+    megatron_activation_bytes,
+    megatron_flops_per_step,
+    megatron_weight_and_optimizer_bytes,
+)
+from redline.formulas.memory import activation_table
+from redline.hardware import SHEETS, Hardware, detect_cpu, glance, hardware_named
+from redline.plan import Plan, make_plan
+from redline.units import format_bytes, format_count
+
+USAGE = """\
+usage: redline memory [CONFIG.toml] [--flags of redline train] [--gpu NAME] [--tensors] [--json]
+
+Parameters, FLOPs and the predicted peak memory of training on one device, part by part.
+
+  --gpu NAME   the device to plan for, for example h100, a100, rtx4090; default: this machine's
+  --tensors    also list every tensor that is saved for backward
+  --json       print one JSON document
+
+example: redline memory --preset llama3.2-1b --micro-batch-size 4 --gpu h200"""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print the report; returns the exit code, raises ConfigError."""
+    words = list(argv)
+    if "-h" in words or "--help" in words:
+        print(USAGE)
+        return 0
+    as_json, tensors = _take_switch(words, "--json"), _take_switch(words, "--tensors")
+    gpu = _take_value(words, "--gpu")
+    config = parse_args(words, training=False).config
+    if refused := refusals(config):  # what training cannot obey, the prediction does not model
+        raise InvalidConfigError(refused)
+    hardware = _hardware(config, gpu)
+    plan = make_plan(_with_length(config), hardware, _vocab_size(config))
+    if as_json:
+        print(json.dumps(document(plan, hardware, tensors), indent=2, allow_nan=False))
+    else:
+        _print(plan, hardware, tensors)
+    return 0
+
+
+def document(plan: Plan, hardware: Hardware, tensors: bool = False) -> dict[str, Any]:
+    """The report as plain values."""
+    size = plan.batch.final_batch_size
+    report: dict[str, Any] = {
+        "model": asdict(plan.shape),
+        "hardware": hardware.as_dict(),
+        "precision": plan.precision,
+        "micro_batch_size": plan.microbatch.micro_batch_size,
+        "global_batch_size": size,
+        "seq_length": plan.seq_length,
+        "parameters": plan.parameters.as_dict(),
+        "flops_per_token": {name: flops.as_dict() for name, flops in plan.flops.items()},
+        "memory": plan.memory.as_dict() | {"attention": plan.microbatch.attention},
+        "megatron": megatron_estimate(plan),
+    }
+    if tensors:
+        table = activation_table(plan.shape, plan.microbatch)
+        report["saved_tensors"] = [{"times": times, **asdict(held)} for times, held in table]
+    return report
+
+
+def megatron_estimate(plan: Plan) -> dict[str, float]:
+    """What Megatron-LM's own report says of the same model on one device."""
+    layout = MegatronLayout()
+    batch = plan.microbatch
+    return {
+        "flops_per_step": megatron_flops_per_step(plan.shape, plan.seq_length, plan.batch.final_batch_size),
+        "weight_and_optimizer_bytes": megatron_weight_and_optimizer_bytes(plan.shape, layout),
+        "activation_bytes": megatron_activation_bytes(
+            plan.shape, plan.seq_length, batch.micro_batch_size, layout
+        ),
+    }
+
+
+def _take_switch(words: list[str], name: str) -> bool:
+    found = name in words
+    words[:] = [word for word in words if word != name]
+    return found
+
+
+def _take_value(words: list[str], name: str) -> str | None:
+    """Remove `name VALUE` or `name=VALUE` from the words."""
+    for place, word in enumerate(words):
+        if word.startswith(f"{name}="):
+            return words.pop(place).partition("=")[2]
+        if word == name:
+            if place + 1 == len(words):
+                raise ConfigError(f"{name} needs a value.", mend=f"write for example {name} h100.")
+            del words[place]
+            return words.pop(place)
+    return None
+
+
+def _hardware(config: RunConfig, gpu: str | None) -> Hardware:
+    if gpu is not None:
+        named = hardware_named(gpu)
+        if named is None:
+            raise ConfigError(
+                f"--gpu {gpu}: there is no data sheet of that device.",
+                why="its memory and peak rates would be a guess.",
+                mend=f"use one of: {', '.join(sheet.name for sheet in SHEETS)}.",
+            )
+        return named
+    return detect_cpu() if config.runtime.device == "cpu" else glance()
+
+
+def _vocab_size(config: RunConfig) -> int:
+    if config.model.vocab_size is not None:
+        return config.model.vocab_size
+    if config.model.preset == "demo":
+        return DEMO_VOCAB_SIZE
+    raise InvalidConfigError(
+        [
+            Problem(
+                "vocabulary-stated",
+                "the size of the vocabulary is not known: --vocab-size is not given.",
+                "embedding, head and loss depend on it, and no tokenizer is opened here.",
+                "give --vocab-size, or a --preset that states it.",
+                ("--vocab-size",),
+            )
+        ]
+    )
+
+
+def _with_length(config: RunConfig) -> RunConfig:
+    """Memory does not depend on a run's length: one step, where none is stated."""
+    stated = config.train.train_iters is not None or config.train.train_samples is not None
+    return config if stated else with_values(config, {"train_iters": 1})
+
+
+def _print(plan: Plan, hardware: Hardware, tensors: bool) -> None:
+    from rich.console import Console
+
+    from redline.report.text import key_values
+
+    console = Console()
+    console.print(key_values("parameters", _parameter_rows(plan)))
+    console.print(key_values("model FLOPs, forward and backward", _flop_rows(plan)))
+    console.print(key_values("predicted peak memory of training", _memory_rows(plan, hardware)))
+    if tensors:
+        table = activation_table(plan.shape, plan.microbatch)
+        console.print(key_values("saved for backward", (_tensor_row(*row) for row in table)))
+
+
+def _parameter_rows(plan: Plan) -> Iterator[tuple[str, str]]:
+    for part, count in plan.parameters.by_part:
+        yield part, f"{count:,}"
+    yield "total", f"{plan.parameters.total:,} ({format_count(plan.parameters.total)})"
+    yield "without embedding", f"{plan.parameters.non_embedding:,}"
+
+
+def _flop_rows(plan: Plan) -> Iterator[tuple[str, str]]:
+    for name, flops in plan.flops.items():
+        share = flops.attention_core / flops.total
+        tokens = plan.seq_length * plan.batch.final_batch_size
+        yield (
+            f"a token, attention {name}",
+            f"{format_count(flops.total)} ({share:.1%} of it attention's core), "
+            f"{format_count(flops.total * tokens)} a step of {tokens:,} tokens",
+        )
+
+
+def _memory_rows(plan: Plan, hardware: Hardware) -> Iterator[tuple[str, str]]:
+    stage = plan.memory.fullest
+    batch = plan.microbatch
+    yield "device", hardware.name
+    yield "microbatch", f"{batch.micro_batch_size} x {batch.seq_length} tokens, {plan.precision}"
+    yield "attention", batch.attention
+    for name, size in stage.parts.items():
+        if size:
+            yield name.replace("_", " "), format_bytes(size)
+    yield "peak", f"{format_bytes(stage.total)} (while the {stage.peak_at} runs)"
+    if stage.fragmentation or stage.context:
+        yield "fragmentation, about", format_bytes(stage.fragmentation)
+        yield "device context, about", format_bytes(stage.context)
+    if hardware.memory_bytes:
+        verdict = "fits" if stage.reserved <= hardware.memory_bytes else "does not fit"
+        yield verdict, f"{format_bytes(stage.reserved)} of {format_bytes(hardware.memory_bytes)}"
+    megatron = megatron_estimate(plan)
+    yield (
+        "Megatron's report",
+        f"{format_bytes(megatron['weight_and_optimizer_bytes'])} weights and optimizer, "
+        f"{format_bytes(megatron['activation_bytes'])} activations",
+    )
+
+
+def _tensor_row(times: int, held: Held) -> tuple[str, str]:
+    often = f"{times} x " if times > 1 else ""
+    return f"{held.site}: {held.what}", f"{often}{format_bytes(held.num_bytes)}"
