@@ -21,7 +21,7 @@ from redline.config.overlap import OverlapConfig
 from redline.config.parallel import ParallelConfig
 from redline.config.parse import parse_args
 from redline.config.precision import PrecisionConfig
-from redline.config.presets import PRESETS
+from redline.config.presets import DEMO_VOCAB_SIZE, PRESETS
 from redline.config.problems import InvalidConfigError, Problem, raise_problems
 from redline.config.recompute import RecomputeConfig
 from redline.config.rules import RULES
@@ -41,6 +41,7 @@ from redline.config.tree import (
 )
 
 __all__ = [
+    "DEMO_VOCAB_SIZE",
     "MANY",
     "PRESETS",
     "RULES",

@@ -8,6 +8,7 @@ from redline.config.waits import LOGGING, PROFILING
 
 PROFILE = {"profile": True}
 WANDB = {"wandb_project": SET}
+EVERY_NUMBER = "TensorBoard gets every number of metrics.jsonl."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +26,12 @@ class LoggingConfig(Section):
     log_throughput: bool = flag(False, help="Print TFLOP/s as well as tokens/s.")
     log_params_norm: bool = flag(False, help="Record the norm of the parameters.")
     log_num_zeros_in_grad: bool = flag(False, help="Record how many gradient elements are zero.")
-    log_memory_to_tensorboard: bool = flag(False, help="Record memory in TensorBoard.")
-    log_validation_ppl_to_tensorboard: bool = flag(False, help="Record validation perplexity in TensorBoard.")
+    log_memory_to_tensorboard: bool | None = flag(
+        None, megatron=False, built_in=EVERY_NUMBER, help="Record memory in TensorBoard."
+    )
+    log_validation_ppl_to_tensorboard: bool | None = flag(
+        None, megatron=False, built_in=EVERY_NUMBER, help="Record validation perplexity in TensorBoard."
+    )
     log_progress: bool = flag(False, help="Append tokens and FLOPs of each checkpoint to progress.txt.")
     log_timers_to_tensorboard: bool = flag(False, waits_for=PROFILING, help="Record timers in TensorBoard.")
     timing_log_level: Literal[0, 1, 2] = flag(0, waits_for=PROFILING, help="How finely a step is timed.")

@@ -1,8 +1,5 @@
 """From token arrays to what the model is fed."""
 
-# The fields end in their shapes, as everywhere in the house.
-# ruff: noqa: N815
-
 from __future__ import annotations
 
 from dataclasses import dataclass

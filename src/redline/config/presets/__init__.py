@@ -8,10 +8,12 @@ named. Vocabulary sizes are the rows of the published embedding, so parameter co
 from collections.abc import Mapping
 from typing import Any
 
-from redline.config.presets.demo import DEMO
+from redline.config.presets.demo import DEMO, DEMO_VOCAB_SIZE
 from redline.config.presets.gpt import GPT
 from redline.config.presets.llama import LLAMA
 from redline.config.presets.mistral import MISTRAL
 from redline.config.presets.qwen import QWEN
+
+__all__ = ["DEMO_VOCAB_SIZE", "PRESETS"]
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {**DEMO, **GPT, **LLAMA, **QWEN, **MISTRAL}

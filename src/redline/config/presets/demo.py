@@ -1,8 +1,9 @@
 """What `redline train` trains when nothing is given: minutes on two cores, on Python's standard library."""
 
+DEMO_VOCAB_SIZE = 4096  # of the tokenizer trained on the demo corpus; other data brings its own
 DEMO = {
     "demo": {
-        "num_layers": 6,
+        "num_layers": 4,
         "hidden_size": 192,
         "ffn_hidden_size": 512,
         "num_attention_heads": 6,
@@ -15,11 +16,11 @@ DEMO = {
         "hidden_dropout": 0.0,
         "attention_dropout": 0.0,
         "seq_length": 256,
-        "micro_batch_size": 8,
-        "global_batch_size": 16,
-        "train_iters": 300,
-        "eval_interval": 100,
-        "eval_iters": 8,
+        "micro_batch_size": 4,
+        "global_batch_size": 4,
+        "train_iters": 250,
+        "eval_interval": 50,
+        "eval_iters": 16,
         "lr": 3e-3,
         "min_lr": 3e-4,
         "lr_decay_style": "cosine",
