@@ -1,0 +1,63 @@
+"""Whole optimizer steps of a configuration: tokens/s, MFU in both conventions, peak memory."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import asdict
+from typing import Any
+
+from redline.config import Environment, Parsed
+from redline.errors import ConfigError
+from redline.ledger import mfu
+from redline.run import open_run
+from redline.step import StepOutcome
+
+WARMUP_STEPS = 3
+
+
+def bench_step(
+    parsed: Parsed, environment: Environment, *, steps: int, say: Callable[[str], object]
+) -> dict[str, Any]:
+    """Run WARMUP_STEPS + `steps` steps of the configuration as `redline train` would; nothing is saved.
+
+    Raises: ConfigError when the run is shorter than that.
+    """
+    run = open_run(parsed, environment, say)
+    wanted = WARMUP_STEPS + steps
+    if run.plan.batch.total_iterations - run.state.iteration < wanted:
+        raise ConfigError(
+            f"the run has {run.plan.batch.total_iterations} steps, and the benchmark takes {wanted}.",
+            why=f"{WARMUP_STEPS} steps warm up and {steps} are measured.",
+            mend=f"use --train-iters {wanted} or more, or fewer --steps.",
+        )
+    step = run.make_step()
+    with closing(run.batches()) as batches:
+        outcomes = [step(next(batches)) for _ in range(wanted)]
+    measured = outcomes[WARMUP_STEPS:]
+    rates = [outcome.num_tokens / outcome.time_s for outcome in measured]
+    rate = statistics.median(rates)
+    shape, seq_length = run.plan.shape, run.config.train.seq_length
+    utilisation = [mfu(each, rate, run.hardware, run.plan.precision) for each in run.plan.flops.values()]
+    return {
+        "case": _name(run.config.model.preset, shape.num_layers, seq_length, measured[0]),
+        "parameters": run.plan.parameters.total,
+        "precision": run.plan.precision,
+        "micro_batch_size": run.config.train.micro_batch_size,
+        "seq_length": seq_length,
+        "tokens_per_step": measured[0].num_tokens,
+        "steps": steps,
+        "tokens_per_s": rate,
+        "tokens_per_s_range": [min(rates), max(rates)],
+        "step_time_s": statistics.median(outcome.time_s for outcome in measured),
+        "mfu": {each.convention: each.as_dict() for each in utilisation},
+        "peak_memory_bytes": run.meter.peak_bytes(),
+        "predicted_memory": run.plan.memory.as_dict(),
+        "loss": [outcomes[0].loss, outcomes[-1].loss],
+        "choices": [asdict(choice) for choice in run.choices],
+    }
+
+
+def _name(preset: str | None, num_layers: int, seq_length: int, outcome: StepOutcome) -> str:
+    return f"{preset or 'custom'}-{num_layers}L-{seq_length}x{outcome.num_samples}"

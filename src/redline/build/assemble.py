@@ -1,0 +1,98 @@
+"""Model and optimizer of a run: choices first, then the plain model, then its storage, then its weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from redline.attention import Attention, select_backend
+from redline.build.determinism import determinism
+from redline.choice import Choice
+from redline.config import RunConfig
+from redline.model import Transformer, check_names, init_tensors, local_ops
+from redline.optim import AdamOptions, FlatBuffers, NonFiniteAction, Optimizer, make_loss_scale
+from redline.plan import Plan
+from redline.precision import Recipe, make_recipe
+
+
+@dataclass(frozen=True, slots=True)
+class Assembly:
+    """What a run trains with, every decision made on the way, and the plan that knows of them."""
+
+    plan: Plan
+    model: Transformer
+    optimizer: Optimizer
+    recipe: Recipe
+    choices: tuple[Choice, ...]
+
+
+def assemble(config: RunConfig, plan: Plan, device: torch.device) -> Assembly:
+    """Build on the meta device, move the parameters into flat buffers, draw the initial weights.
+
+    Raises: ConfigError when an implementation asked for by name cannot run this model here.
+    """
+    recipe = make_recipe(plan.precision, grad_in_bf16=config.precision.grad_reduce_in_bf16)
+    attention, attention_choice = choose_attention(config, plan, recipe, device)
+    plan = plan.with_attention(attention_choice.ran)
+    model = Transformer(
+        plan.shape,
+        attention=attention,
+        dtype=recipe.compute,
+        ops=local_ops(fuse_wgrad=config.kernels.gradient_accumulation_fusion),
+    )
+    buffers = FlatBuffers(
+        model.named_parameters(), main_dtype=recipe.main, grad_dtype=recipe.grad, device=device
+    )
+    main_params = buffers.views(
+        "main_param"
+    )  # drawn in full precision; the half copies are rounded from them
+    check_names(main_params, plan.shape)
+    init_tensors(main_params.items(), plan.shape, config.train.seed)
+    buffers.sync_params()
+    impl = config.kernels.transformer_impl
+    implementation = Choice(
+        "transformer-impl", impl, "local", "plain PyTorch, the one implementation there is"
+    )
+    bits = determinism(config.train.deterministic_mode, device.type, attention_choice.ran)
+    optimizer = make_optimizer(config, buffers, recipe)
+    return Assembly(plan, model, optimizer, recipe, (implementation, attention_choice, bits))
+
+
+def choose_attention(
+    config: RunConfig, plan: Plan, recipe: Recipe, device: torch.device
+) -> tuple[Attention, Choice]:
+    """The attention backend of this run."""
+    shape = plan.shape
+    return select_backend(
+        config.attention.attention_backend,
+        device_type=device.type,
+        dtype=recipe.compute,
+        head_dim=shape.head_dim,
+        num_heads=shape.num_heads,
+        num_groups=shape.num_groups,
+        dropout=shape.attention_dropout,
+        segments=config.data.reset_attention_mask,
+        deterministic=config.train.deterministic_mode,
+    )
+
+
+def make_optimizer(config: RunConfig, buffers: FlatBuffers, recipe: Recipe) -> Optimizer:
+    """AdamW on `buffers` as the options say."""
+    optim, train = config.optim, config.train
+    action: NonFiniteAction = train.nonfinite_action if train.check_for_nan_in_loss_and_grad else "ignore"
+    return Optimizer(
+        buffers,
+        adam=AdamOptions(beta1=optim.adam_beta1, beta2=optim.adam_beta2, eps=optim.adam_eps),
+        clip_grad=optim.clip_grad,
+        loss_scale=make_loss_scale(
+            loss_scaling=recipe.loss_scaling,
+            loss_scale=optim.loss_scale,
+            initial_scale=optim.initial_loss_scale,
+            min_scale=optim.min_loss_scale,
+            window=optim.loss_scale_window,
+            hysteresis=optim.hysteresis,
+        ),
+        nonfinite_action=action,
+        log_num_zeros=config.logging.log_num_zeros_in_grad,
+    )

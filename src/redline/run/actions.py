@@ -1,0 +1,147 @@
+"""What happens after a step: record it, evaluate, save, collect garbage."""
+
+from __future__ import annotations
+
+import gc
+import time
+from pathlib import Path
+
+from redline.checkpoint import AsyncWriter, save_checkpoint
+from redline.errors import TrainingError
+from redline.files import os_errors_as
+from redline.ledger import Ledger, StepRecord, ValidRecord, mfu
+from redline.run.batches import eval_batches
+from redline.run.display import Display
+from redline.run.folder import RunFolder
+from redline.run.opening import OpenRun
+from redline.run.resume import checkpoint_values
+from redline.step import Action, StepOutcome, evaluate
+from redline.units import format_duration
+
+PROGRESS_FILE = "progress.txt"
+
+
+class RunActions:
+    """The periodic actions of one run.
+
+    Attributes:
+        saved: the folder of the newest checkpoint, None before the first.
+    """
+
+    def __init__(
+        self, run: OpenRun, folder: RunFolder, ledger: Ledger, display: Display, writer: AsyncWriter | None
+    ) -> None:
+        self.run, self.folder, self.ledger, self.display = run, folder, ledger, display
+        self.saved: Path | None = None
+        self._writer = writer
+        self._flops = run.plan.flops["causal-half"]
+
+    def in_order(self) -> list[Action]:
+        """The actions, in the order in which they run after a step."""
+        train, checkpoint = self.run.config.train, self.run.config.checkpoint
+        evaluates = self.run.splits.valid is not None and self.run.plan.evaluation.test_samples > 0
+        actions = [Action("record", 1, self.record)]
+        if evaluates:
+            actions.append(
+                Action("evaluate", train.eval_interval, lambda _: self.evaluate("valid"), at_end=True)
+            )
+        actions.append(Action("save", checkpoint.save_interval, lambda _: self.save(), at_end=True))
+        if train.manual_gc:
+            actions.append(Action("gc", train.manual_gc_interval, lambda _: _collect()))
+        return actions
+
+    def record(self, outcome: StepOutcome) -> None:
+        """Append the step to the ledger and show it."""
+        record = self._record(outcome)
+        self.ledger.record(record)
+        self.display.step(record)
+        nonfinite = outcome.result.nonfinite
+        if nonfinite is not None and not outcome.result.applied:
+            self.display.message(f"step {record.step} skipped: {nonfinite}")
+
+    def _record(self, outcome: StepOutcome) -> StepRecord:
+        run, state, result = self.run, self.run.state, outcome.result
+        tokens_per_s = outcome.num_tokens / outcome.time_s
+        reached = mfu(self._flops, tokens_per_s, run.hardware, run.plan.precision)
+        extra: dict[str, float | int | str | None] = {}
+        if run.config.logging.log_params_norm:
+            extra["params_norm"] = state.optimizer.params_norm()
+        if result.num_zeros is not None:
+            extra["num_zeros"] = result.num_zeros
+        return StepRecord(
+            step=state.iteration,
+            loss=outcome.loss,
+            lr=outcome.lr,
+            grad_norm=result.grad_norm,
+            tokens_per_s=tokens_per_s,
+            step_time_s=outcome.time_s,
+            memory=run.meter.peak_bytes(),
+            memory_now=run.meter.now_bytes(),
+            consumed_samples=state.consumed_samples,
+            global_batch_size=outcome.num_samples,
+            mfu=reached.value,
+            flops_per_s=reached.flops_per_s,
+            loss_scale=result.loss_scale,
+            skipped=not result.applied,
+            nonfinite=None if result.nonfinite is None else str(result.nonfinite),
+            extra=extra,
+        )
+
+    def evaluate(self, split: str) -> ValidRecord | None:
+        """Evaluate a split on its fixed samples; None where the run has no such split."""
+        run = self.run
+        source = run.splits.valid if split == "valid" else run.splits.test
+        if source is None:
+            return None
+        started = time.perf_counter()
+        batches = eval_batches(
+            source,
+            run.plan.evaluation.test_samples,
+            run.config.train.micro_batch_size,
+            num_workers=run.config.data.num_workers,
+        )
+        found = evaluate(run.state.model, batches, run.device)
+        record = ValidRecord(
+            step=run.state.iteration,
+            loss=found.loss,
+            tokens=found.num_tokens,
+            time_s=time.perf_counter() - started,
+            split=split,
+        )
+        self.ledger.record_valid(record)
+        self.display.valid(record)
+        return record
+
+    def save(self) -> None:
+        """Write a checkpoint, in the background where that was asked for."""
+        run, state, options = self.run, self.run.state, self.run.config.checkpoint
+        report = save_checkpoint(
+            self.folder.checkpoints,
+            state.iteration,
+            state.tensors(moments=options.save_optim),
+            checkpoint_values(run.config, run.plan.shape, run.schedules, state),
+            keep=options.keep_checkpoints,
+            writer=self._writer,
+        )
+        self.saved = report.folder
+        if report.waited_s > 1:
+            self.display.message(
+                f"step {state.iteration}: waited {format_duration(report.waited_s)} for the previous checkpoint."
+            )
+        if run.config.logging.log_progress:
+            self._log_progress()
+
+    def _log_progress(self) -> None:
+        state, path = self.run.state, self.folder.root / PROGRESS_FILE
+        # Padding and masked tokens cost FLOPs too, so FLOPs follow the samples.
+        flops = self._flops.total * state.consumed_samples * self.run.config.train.seq_length
+        line = (
+            f"iteration {state.iteration}\tsamples {state.consumed_samples}\t"
+            f"tokens {state.consumed_tokens}\tFLOPs {flops:.4g}\n"
+        )
+        with os_errors_as(TrainingError, path, "write"), open(path, "a", encoding="utf-8") as handle:
+            handle.write(line)
+
+
+def _collect() -> None:
+    gc.collect()

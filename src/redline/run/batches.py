@@ -1,0 +1,47 @@
+"""Microbatches in the order the run consumes them, cut into steps and evaluations."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+
+from redline.data import Microbatch, Source, prefetch
+from redline.plan import BatchSchedule
+
+
+def step_batches(
+    source: Source, schedule: BatchSchedule, consumed_samples: int, *, num_workers: int
+) -> Generator[list[Microbatch], None, None]:
+    """The microbatches of each step from `consumed_samples` on, made ahead of time.
+
+    A generator: closing it stops the threads.
+    """
+
+    def places() -> Iterator[tuple[int, int]]:
+        for start, num_microbatches in _steps(schedule, consumed_samples):
+            for index in range(num_microbatches):
+                yield start + index * schedule.micro_batch_size, schedule.micro_batch_size
+
+    # A whole step is taken at once, so a step and what the threads are at must fit.
+    depth = schedule.num_microbatches(consumed_samples) + 2 * num_workers
+    with prefetch(source, places(), num_workers=num_workers, depth=depth) as microbatches:
+        for _, num_microbatches in _steps(schedule, consumed_samples):
+            yield [next(microbatches) for _ in range(num_microbatches)]
+
+
+def _steps(schedule: BatchSchedule, consumed_samples: int) -> Iterator[tuple[int, int]]:
+    """(samples consumed before it, microbatches) of each step to the end of the run."""
+    while consumed_samples < schedule.total_samples:
+        yield consumed_samples, schedule.num_microbatches(consumed_samples)
+        consumed_samples += schedule.global_batch_size(consumed_samples)
+
+
+def eval_batches(
+    source: Source, num_samples: int, micro_batch_size: int, *, num_workers: int
+) -> Generator[Microbatch, None, None]:
+    """The first `num_samples` samples of a split: every evaluation of a run sees the same ones."""
+    places = (
+        (start, min(micro_batch_size, num_samples - start))
+        for start in range(0, num_samples, micro_batch_size)
+    )
+    with prefetch(source, places, num_workers=num_workers) as microbatches:
+        yield from microbatches

@@ -1,0 +1,71 @@
+"""What a run prints while it goes: a live bar on a terminal, Megatron's log lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import ExitStack
+from types import TracebackType
+
+from redline.ledger import StepRecord, ValidRecord
+from redline.report import TrainProgress, step_line, valid_line
+
+
+class Display:
+    """Shows steps, evaluations and messages.
+
+    Args:
+        total_steps, start_step: of the run.
+        log_interval: steps between lines where there is no terminal.
+        throughput: show TFLOP/s too.
+        live: draw a bar; None: where stdout is a terminal.
+    """
+
+    def __init__(
+        self,
+        total_steps: int,
+        start_step: int,
+        *,
+        log_interval: int,
+        throughput: bool = False,
+        live: bool | None = None,
+    ) -> None:
+        self._total_steps, self._log_interval = total_steps, log_interval
+        self._throughput = throughput
+        self._waiting: list[StepRecord] = []
+        self._stack = ExitStack()
+        live = sys.stdout.isatty() if live is None else live
+        self._bar = TrainProgress(total_steps, start_step, throughput=throughput) if live else None
+
+    def step(self, record: StepRecord) -> None:
+        """Show a step: at once on the bar, every `log_interval` steps (and at the end) as a line."""
+        if self._bar is not None:
+            self._bar.update(record)
+            return
+        self._waiting.append(record)
+        if record.step % self._log_interval == 0 or record.step == self._total_steps:
+            self.message(step_line(self._waiting, self._total_steps, throughput=self._throughput))
+            self._waiting.clear()
+
+    def valid(self, record: ValidRecord) -> None:
+        """Show an evaluation."""
+        self.message(valid_line(record))
+
+    def message(self, text: str) -> None:
+        """Print a line, above the bar where there is one."""
+        if self._bar is not None:
+            self._bar.message(text)
+        else:
+            print(text, flush=True)
+
+    def __enter__(self) -> Display:
+        if self._bar is not None:
+            self._stack.enter_context(self._bar)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.close()

@@ -1,0 +1,85 @@
+"""How much memory training takes: the number that stands beside the predicted one."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from redline.errors import TrainingError
+
+STATUS, CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+RESET_PEAK = "5"  # proc(5): writing 5 sets VmHWM back to the current resident size
+
+
+class MemoryMeter:
+    """Peak and current memory of a run, counted from its construction.
+
+    On a GPU: what PyTorch's allocator handed out. On a CPU, which has no such counter: growth of the process's
+    resident size, so whatever else the process does in that time is counted too.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        if device.type == "cuda":
+            self.measure = "peak allocated by PyTorch on the GPU"
+            return
+        self._resets = _reset_peak()
+        self._before = _resident("VmRSS") if self._resets else _max_rss()
+        self.measure = "peak growth of the process's resident memory"
+
+    def forget_peak(self) -> None:
+        """Count the peak from now on: drawing weights and loading files need memory that steps do not."""
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+        elif self._resets:
+            _reset_peak()
+
+    def peak_bytes(self) -> int:
+        """The most that was in use at once."""
+        if self.device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self.device)
+        return max(0, (_resident("VmHWM") if self._resets else _max_rss()) - self._before)
+
+    def now_bytes(self) -> int | None:
+        """What is in use now; None where the system does not say."""
+        if self.device.type == "cuda":
+            return torch.cuda.memory_allocated(self.device)
+        return max(0, _resident("VmRSS") - self._before) if self._resets else None
+
+
+def _reset_peak() -> bool:
+    """Set the process's peak back; False where the system offers no such thing (outside Linux)."""
+    try:
+        CLEAR_REFS.write_text(RESET_PEAK)
+    except OSError:
+        return False
+    return True
+
+
+def _resident(field: str) -> int:
+    """A line of /proc/self/status, in bytes."""
+    for line in STATUS.read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def _max_rss() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+@contextmanager
+def out_of_memory_explained() -> Iterator[None]:
+    """Turn the allocator's failure into an error that says what to change."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise TrainingError(
+            "the GPU has no memory left for this run.",
+            why=str(error).split(". ")[0] + ".",
+            mend="lower --micro-batch-size or --seq-length; `redline memory` with the same options shows what takes it.",
+        ) from error

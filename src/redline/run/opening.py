@@ -1,0 +1,161 @@
+"""Everything a run needs before its first step, opened in order; nothing is written yet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+
+import torch
+
+from redline.build import assemble, open_device
+from redline.choice import Choice
+from redline.config import Environment, Parsed, RunConfig, check, notices, raise_problems
+from redline.data import DataSplits, Microbatch, StdlibCorpus
+from redline.hardware import Hardware, detect, with_measured_peak
+from redline.plan import Plan, ScheduleSpec, make_plan
+from redline.run.batches import step_batches
+from redline.run.data import data_prefixes, demo_corpus, open_run_data, wants_demo_corpus
+from redline.run.memory import MemoryMeter
+from redline.run.resume import (
+    Start,
+    changed_options,
+    find_start,
+    restore,
+    resumed_schedules,
+    with_checkpoint_shape,
+)
+from redline.run.vocabulary import open_vocabulary
+from redline.step import TrainState, TrainStep
+from redline.units import format_bytes
+
+Say = Callable[[str], object]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRun:
+    """A run that is ready to step.
+
+    Attributes:
+        config: with the checkpoint's model shape, if that was asked for.
+        schedules: the plan's, or the resumed checkpoint's.
+        corpus: the demo corpus, None with other data.
+        start: the checkpoint it began with.
+        choices: every decision taken on the way, with its reason.
+    """
+
+    config: RunConfig
+    device: torch.device
+    hardware: Hardware
+    plan: Plan
+    schedules: ScheduleSpec
+    splits: DataSplits
+    corpus: StdlibCorpus | None
+    state: TrainState
+    meter: MemoryMeter
+    start: Start | None
+    choices: tuple[Choice, ...]
+
+    @property
+    def resumes(self) -> bool:
+        """Whether it goes on from an earlier part of itself."""
+        return self.start is not None and not self.start.weights_only
+
+    def make_step(self) -> TrainStep:
+        """The optimizer step as the options want it."""
+        train = self.config.train
+        return TrainStep(
+            self.state,
+            self.schedules,
+            seed=train.seed,
+            device=self.device,
+            empty_cache_level=train.empty_unused_memory_level,
+        )
+
+    def batches(self) -> Generator[list[Microbatch], None, None]:
+        """The microbatches of every step that is left; closing it stops the threads that make them."""
+        return step_batches(
+            self.splits.train,
+            self.plan.batch,
+            self.state.consumed_samples,
+            num_workers=self.config.data.num_workers,
+        )
+
+
+def open_run(parsed: Parsed, environment: Environment, say: Say) -> OpenRun:
+    """Open device, data, model and checkpoint.
+
+    Args:
+        say: called with one sentence for each thing the user should know.
+
+    Raises: RedlineError for whatever cannot be obeyed; no file has been changed then.
+    """
+    raise_problems(environment.problems())
+    config, start = _config_and_start(parsed, say)
+    device, choices = open_device(
+        config.runtime,
+        environment,
+        deterministic=config.train.deterministic_mode,
+        empty_cache_level=config.train.empty_unused_memory_level,
+    )
+    demo = demo_corpus(environment, say) if wants_demo_corpus(config) else None
+    vocabulary = open_vocabulary(config, data_prefixes(config, demo))
+    hardware = detect(device.type)
+    plan = make_plan(config, hardware, vocabulary.size)
+    if device.type == "cpu":  # no data sheet: the peak is what a matrix product reaches here
+        hardware = with_measured_peak(hardware, plan.precision)
+    _say_if_too_large(plan, hardware, say)
+    splits = open_run_data(config, plan, vocabulary, environment, demo)
+    meter = MemoryMeter(device)
+    assembly = assemble(config, plan, device)
+    plan = assembly.plan
+    state = TrainState(assembly.model, assembly.optimizer)
+    schedules = plan.schedule
+    if start is not None:
+        restore(state, start, load_optim=config.checkpoint.load_optim)
+        schedules, lines = resumed_schedules(config, plan.schedule, start)
+        _say_start(config, start, state, lines, say)
+    meter.forget_peak()
+    return OpenRun(
+        config=config,
+        device=device,
+        hardware=hardware,
+        plan=plan,
+        schedules=schedules,
+        splits=splits,
+        corpus=demo,
+        state=state,
+        meter=meter,
+        start=start,
+        choices=(*choices, *plan.choices, *assembly.choices, *splits.choices),
+    )
+
+
+def _say_if_too_large(plan: Plan, hardware: Hardware, say: Say) -> None:
+    needed, there = plan.memory.reserved, hardware.memory_bytes
+    if needed > there:
+        say(
+            f"warning: this run is predicted to need {format_bytes(needed)}, and {hardware.name} has "
+            f"{format_bytes(there)}; `redline memory` with the same options shows what takes it."
+        )
+
+
+def _config_and_start(parsed: Parsed, say: Say) -> tuple[RunConfig, Start | None]:
+    config = parsed.config
+    for notice in notices(config):
+        say(notice)
+    start, found = find_start(config.checkpoint)
+    for line in found:
+        say(line)
+    if start is not None and config.checkpoint.use_checkpoint_args:
+        config = with_checkpoint_shape(config, parsed.explicit, start)
+        check(config, explicit=parsed.explicit)
+    return config, start
+
+
+def _say_start(config: RunConfig, start: Start, state: TrainState, lines: list[str], say: Say) -> None:
+    if start.weights_only:
+        say(f"weights loaded from {start.folder}; training starts at step 0.")
+        return
+    say(f"resumed from {start.folder}: step {state.iteration}, {state.consumed_samples} samples consumed.")
+    for line in (*lines, *changed_options(config, start)):
+        say(line)

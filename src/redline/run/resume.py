@@ -1,0 +1,199 @@
+"""What a run starts from: nothing, another run's weights, or the whole state of an earlier part of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from redline.checkpoint import compare_values, find_iteration, find_latest, load_checkpoint, read_values
+from redline.config import CheckpointConfig, RunConfig, from_dict, to_dict, value_of, with_values
+from redline.config.model import SHAPE_FIELDS
+from redline.errors import CheckpointError
+from redline.formulas.shape import ModelShape
+from redline.plan import LrSchedule, ScheduleSpec, WeightDecaySchedule
+from redline.run.folder import checkpoint_root
+from redline.step import TrainState
+
+MOMENTS = ("exp_avg/*", "exp_avg_sq/*")
+# Sizes that a stored matrix is padded to: the checkpoint holds the true ones.
+LAYOUT_FIELDS = ("padded_vocab_size",)
+# Sections whose values may change on resume without being worth a line.
+QUIET_SECTIONS = ("checkpoint", "logging", "runtime")
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The checkpoint a run begins with.
+
+    Attributes:
+        folder: of the checkpoint.
+        weights_only: take the parameters and begin at step 0 (`--finetune`, `--pretrained-checkpoint`).
+        values: what it holds beside tensors.
+        notices: what to tell the user about how it was found.
+    """
+
+    folder: Path
+    weights_only: bool
+    values: Mapping[str, Any]
+    notices: tuple[str, ...] = ()
+
+
+def find_start(options: CheckpointConfig) -> tuple[Start | None, tuple[str, ...]]:
+    """The checkpoint that the options name, if there is one, and what to say about it.
+
+    `--load` of a folder without a checkpoint starts afresh, so that one command both begins and resumes a run.
+
+    Raises: CheckpointError when it must exist and does not, or is damaged.
+    """
+    if options.load is not None:
+        root = Path(options.load)
+        _require_folder(root, "--load", allowed_missing=options.load == options.save)
+        found, notices = _find(root, options.ckpt_step)
+        if found is not None:
+            return Start(found, options.finetune, read_values(found), notices), notices
+        if options.exit_on_missing_checkpoint:
+            raise CheckpointError(
+                f"--load {root} holds no checkpoint.",
+                why="--exit-on-missing-checkpoint forbids starting afresh.",
+                mend="name a run folder with a checkpoint, or drop --exit-on-missing-checkpoint.",
+            )
+        if options.pretrained_checkpoint is None:
+            return None, (*notices, f"--load {root} holds no checkpoint yet: starting at step 0.")
+    if options.pretrained_checkpoint is not None:
+        root = Path(options.pretrained_checkpoint)
+        _require_folder(root, "--pretrained-checkpoint")
+        found, notices = _find(root, None)
+        if found is None:
+            raise CheckpointError(
+                f"--pretrained-checkpoint {root} holds no checkpoint.",
+                mend="name a run folder that holds one.",
+            )
+        return Start(found, True, read_values(found), notices), notices
+    return None, ()
+
+
+def _require_folder(path: Path, flag: str, *, allowed_missing: bool = False) -> None:
+    if not path.is_dir() and not (allowed_missing and not path.exists()):
+        raise CheckpointError(
+            f"{flag} {path} is not a folder.",
+            why="checkpoints lie in the folder of the run that wrote them.",
+            mend="name that folder.",
+        )
+
+
+def _find(path: Path, step: int | None) -> tuple[Path | None, tuple[str, ...]]:
+    """The checkpoint of `step`, or the latest, below a run folder, a folder of checkpoints, or itself one."""
+    if (path / "values.json").is_file():
+        return path, ()
+    root = checkpoint_root(path)
+    if step is not None:
+        return find_iteration(root, step), ()
+    found = find_latest(root)
+    return found.folder, found.notices
+
+
+def with_checkpoint_shape(config: RunConfig, explicit: frozenset[str], start: Start) -> RunConfig:
+    """`--use-checkpoint-args`: the model as the checkpoint's run was told to build it, flags given now on top."""
+    saved = from_dict(start.values["config"])
+    return with_values(config, {name: value_of(saved, name) for name in SHAPE_FIELDS if name not in explicit})
+
+
+def restore(state: TrainState, start: Start, *, load_optim: bool = True) -> None:
+    """Fill `state` from the checkpoint: everything, or the weights alone.
+
+    Raises: CheckpointError when it is another model's; nothing has been loaded then.
+    """
+    _require_same_model(start, state.shape)
+    moments = load_optim and not start.weights_only
+    leave = () if moments else MOMENTS
+    load_checkpoint(start.folder, state.tensors(moments=moments), leave=leave)
+    state.optimizer.buffers.sync_params()
+    if not start.weights_only:
+        kept = state.optimizer.state_values()
+        state.load_values(start.values["state"])
+        if not load_optim:
+            state.optimizer.load_state_values(kept)
+
+
+def _require_same_model(start: Start, shape: ModelShape) -> None:
+    saved, wanted = dict(start.values["model"]), model_values(shape)
+    differences = compare_values(saved, wanted)
+    if differences:
+        listed = "; ".join(map(str, differences[:6]))
+        raise CheckpointError(
+            f"{start.folder} is a checkpoint of another model.",
+            why=f"{listed}{'; ...' if len(differences) > 6 else ''}.",
+            mend="give the same model options, or add --use-checkpoint-args to take them from the checkpoint.",
+        )
+
+
+def model_values(shape: ModelShape) -> dict[str, Any]:
+    """What makes a model the same one, as JSON values."""
+    values: dict[str, Any] = _as_json(asdict(shape))
+    for name in LAYOUT_FIELDS:
+        values.pop(name)
+    return values
+
+
+def checkpoint_values(
+    config: RunConfig, shape: ModelShape, schedules: ScheduleSpec, state: TrainState
+) -> dict[str, Any]:
+    """Everything a checkpoint holds beside tensors."""
+    return {
+        "config": _as_json(to_dict(config)),
+        "model": model_values(shape),
+        "schedules": schedules.as_dict(),
+        "state": state.values(),
+    }
+
+
+def resumed_schedules(
+    config: RunConfig, planned: ScheduleSpec, start: Start
+) -> tuple[ScheduleSpec, list[str]]:
+    """Which learning-rate and weight-decay schedule wins on resume, and what to say where the two differ.
+
+    The options given now, since a flag must act; the checkpoint's with --use-checkpoint-opt-param-scheduler.
+    """
+    differences = compare_values(start.values["schedules"], planned.as_dict())
+    if start.weights_only or not differences:
+        return planned, []
+    if config.optim.use_checkpoint_opt_param_scheduler:
+        return _schedules_from(start.values["schedules"]), []
+    if config.optim.override_opt_param_scheduler:
+        return planned, []
+    listed = "; ".join(map(str, differences[:4]))
+    return planned, [
+        f"schedule: the options given now win over the checkpoint's ({listed}); "
+        "--use-checkpoint-opt-param-scheduler turns that round."
+    ]
+
+
+def _schedules_from(values: Mapping[str, Any]) -> ScheduleSpec:
+    decoupled = values["decoupled"]
+    return ScheduleSpec(
+        main=LrSchedule(**values["main"]),
+        decay=WeightDecaySchedule(**values["decay"]),
+        decoupled=None if decoupled is None else LrSchedule(**decoupled),
+    )
+
+
+def changed_options(config: RunConfig, start: Start) -> list[str]:
+    """One line for each option that differs from the checkpoint's run; the one given now is what runs."""
+    saved, now = dict(start.values["config"]), _as_json(to_dict(config))
+    for section in QUIET_SECTIONS:
+        saved.pop(section, None)
+        now.pop(section, None)
+    return [
+        f"resume: {difference}; the value given now is used."
+        for difference in compare_values(saved, now)
+        if not difference.name.startswith("optim.lr")
+    ]
+
+
+def _as_json(value: Any) -> Any:
+    """Tuples as the lists that JSON makes of them."""
+    if isinstance(value, Mapping):
+        return {key: _as_json(inner) for key, inner in value.items()}
+    return [_as_json(inner) for inner in value] if isinstance(value, list | tuple) else value

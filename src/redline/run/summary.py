@@ -1,0 +1,77 @@
+"""The end of a run, as one document: reached beside predicted, and why everything was as it was."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import version
+
+import torch
+
+import redline
+from redline.ledger import Ledger, RunSummary, ValidRecord, mfu
+from redline.run.folder import RunFolder
+from redline.run.opening import OpenRun
+
+
+def summarize(
+    run: OpenRun,
+    folder: RunFolder,
+    ledger: Ledger,
+    *,
+    outcome: str,
+    wall_time_s: float,
+    test: ValidRecord | None,
+) -> RunSummary:
+    """Everything a reader of summary.json may ask of the run."""
+    plan, state, statistics = run.plan, run.state, ledger.statistics
+    rate = statistics.tokens_per_s
+    valid = ledger.last_valid
+    return RunSummary(
+        name=folder.root.name,
+        outcome=outcome,
+        steps=state.iteration,
+        consumed_samples=state.consumed_samples,
+        consumed_tokens=state.consumed_tokens,
+        wall_time_s=wall_time_s,
+        parameters=plan.parameters.total,
+        hardware=run.hardware.as_dict(),
+        utilisation=[mfu(each, rate, run.hardware, plan.precision) for each in plan.flops.values()]
+        if rate
+        else [],
+        tokens_per_s=rate,
+        step_time_s=statistics.step_time_s,
+        predicted_memory=plan.memory.as_dict(),
+        measured_memory_bytes=run.meter.peak_bytes() if statistics.steps else None,
+        memory_measure=run.meter.measure,
+        train_loss=statistics.last.loss if statistics.last else None,
+        valid_loss=valid.loss if valid else None,
+        unigram_loss=run.corpus.unigram_loss(run.config.data.split) if run.corpus and valid else None,
+        skipped_steps=state.optimizer.skipped_steps,
+        choices=run.choices,
+        files={
+            "configuration": str(folder.config),
+            "metrics": str(folder.metrics),
+            "TensorBoard": str(tensorboard_folder(run, folder)),
+            "checkpoints": str(folder.checkpoints),
+            "summary": str(folder.summary),
+        },
+        versions={
+            "redline": redline.__version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "numpy": version("numpy"),
+        },
+        extra={
+            "nonfinite_steps": state.nonfinite_steps,
+            "test_loss": None if test is None else test.loss,
+            "data": [
+                {"split": part.split, "name": part.name, "weight": part.weight, "epochs": part.epochs}
+                for part in run.splits.parts
+            ],
+        },
+    )
+
+
+def tensorboard_folder(run: OpenRun, folder: RunFolder) -> str:
+    """Where TensorBoard events go: --tensorboard-dir, else inside the run folder."""
+    return run.config.logging.tensorboard_dir or str(folder.tensorboard)

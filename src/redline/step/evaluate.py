@@ -1,0 +1,33 @@
+"""The mean loss over held-out samples. No gradient, no dropout, no state is touched."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from redline.data import Microbatch
+from redline.model import Transformer
+from redline.step.forward import microbatch_loss, wide_dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Mean loss in nats a token over `num_tokens` tokens; NaN where no token counted."""
+
+    loss: float
+    num_tokens: int
+
+
+@torch.no_grad()
+def evaluate(model: Transformer, microbatches: Iterable[Microbatch], device: torch.device) -> Evaluation:
+    """Token-weighted mean over all `microbatches`: it does not depend on how they are cut."""
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    one = torch.ones((), dtype=wide_dtype(model), device=device)
+    num_tokens = 0
+    for batch in microbatches:
+        num_tokens += int(batch.loss_mask_BS.count_nonzero())
+        total += microbatch_loss(model, batch.to(device, non_blocking=True), one, None)
+    return Evaluation(total.item() / num_tokens if num_tokens else math.nan, num_tokens)

@@ -1,0 +1,33 @@
+"""From a microbatch to its share of the loss: the one place where batch, model and dropout keys meet."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from redline.attention import MaskSpec
+from redline.data import Microbatch
+from redline.model import DropoutState, Transformer
+
+
+def microbatch_loss(
+    model: Transformer, microbatch: Microbatch, weight: Tensor, dropout: DropoutState | None
+) -> Tensor:
+    """Sum over the microbatch's tokens of weight x cross-entropy.
+
+    Args:
+        microbatch: on the model's device.
+        weight: scalar on the device: loss scale / tokens of the whole global batch in training.
+        dropout: the keys of this microbatch; None drops nothing.
+
+    Returns: a scalar in fp32 (fp64 under fp64).
+    """
+    mask = MaskSpec(causal=True, segment_ids_BS=microbatch.segment_ids_BS)
+    hidden_SBH = model(microbatch.tokens_BS, microbatch.positions_BS, mask, dropout)
+    weights_BS = microbatch.loss_mask_BS.to(weight.dtype) * weight
+    return model.loss(hidden_SBH, microbatch.labels_BS, weights_BS)
+
+
+def wide_dtype(model: Transformer) -> torch.dtype:
+    """The dtype of losses and their weights: fp32, or fp64 in an fp64 run."""
+    return torch.promote_types(model.dtype, torch.float32)

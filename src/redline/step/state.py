@@ -1,0 +1,77 @@
+"""Everything that changes during a run, in one place: exactly what a checkpoint holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from redline.errors import CheckpointError
+from redline.formulas.shape import ModelShape
+from redline.model import Transformer, logical_tensors
+from redline.optim import Kind, Optimizer
+
+# Where each kind of flat buffer stands in a checkpoint: param/embedding.word.weight, exp_avg/...
+SAVED_KINDS: dict[str, Kind] = {"param": "main_param", "exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}
+COUNTERS = ("iteration", "consumed_samples", "consumed_tokens", "schedule_samples", "nonfinite_steps")
+
+
+@dataclass(slots=True)
+class TrainState:
+    """The mutable state of a run.
+
+    The parameters saved are the main ones: in a half format `param` is their rounded copy, made anew on loading.
+
+    Attributes:
+        iteration: optimizer steps taken, skipped ones included.
+        consumed_samples: sequences drawn from the training data: the data cursor.
+        consumed_tokens: tokens of those that counted in the loss.
+        schedule_samples: sequences of the steps that were applied: the place in the learning-rate schedule.
+        nonfinite_steps: steps with a NaN or Inf that a loss scale does not explain.
+    """
+
+    model: Transformer
+    optimizer: Optimizer
+    iteration: int = 0
+    consumed_samples: int = 0
+    consumed_tokens: int = 0
+    schedule_samples: int = 0
+    nonfinite_steps: int = 0
+
+    @property
+    def shape(self) -> ModelShape:
+        """The model's sizes."""
+        return self.model.shape
+
+    def tensors(self, *, moments: bool = True) -> dict[str, Tensor]:
+        """Views of every saved tensor by logical name, in the plain layout; filling them restores the state."""
+        found: dict[str, Tensor] = {}
+        for prefix, kind in SAVED_KINDS.items():
+            if prefix != "param" and not moments:
+                continue
+            for name, view in self.optimizer.buffers.views(kind).items():
+                parts = logical_tensors(name, view, self.shape)
+                found |= {f"{prefix}/{logical}": part for logical, part in parts.items()}
+        return found
+
+    def values(self) -> dict[str, Any]:
+        """Every counter, as JSON values."""
+        return {name: getattr(self, name) for name in COUNTERS} | {"optimizer": self.optimizer.state_values()}
+
+    def load_values(self, values: Mapping[str, Any]) -> None:
+        """Take over `values()` of an earlier run; to be called once the tensors are filled.
+
+        Raises: CheckpointError when a counter is missing.
+        """
+        missing = [name for name in (*COUNTERS, "optimizer") if name not in values]
+        if missing:
+            raise CheckpointError(
+                f"the checkpoint's values lack {', '.join(missing)}.",
+                why="training cannot go on from a state it does not know.",
+                mend="load another checkpoint, or start from its weights alone with --finetune.",
+            )
+        for name in COUNTERS:
+            setattr(self, name, int(values[name]))
+        self.optimizer.load_state_values(values["optimizer"])

@@ -1,0 +1,68 @@
+"""Whole runs of a tiny model, in this process."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from redline.cli.main import main
+
+TINY = (
+    "--num-layers 2 --hidden-size 32 --ffn-hidden-size 48 --num-attention-heads 4 --vocab-size 101 --seq-length 16 "
+    "--mock-data --micro-batch-size 2 --global-batch-size 4 --train-iters 6 --eval-iters 2 --lr 1e-2 --num-workers 0 "
+    "--device cpu --threads 1"
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a finished run left behind."""
+
+    folder: Path
+    output: str
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        return json.loads((self.folder / "summary.json").read_text())
+
+    def records(self, kind: str = "step") -> list[dict[str, Any]]:
+        lines = (self.folder / "metrics.jsonl").read_text().splitlines()
+        return [record for record in map(json.loads, lines) if record["kind"] == kind]
+
+    @property
+    def losses(self) -> list[float]:
+        return [record["loss"] for record in self.records()]
+
+    @property
+    def valid_losses(self) -> list[float]:
+        return [record["loss"] for record in self.records("valid") if record["split"] == "valid"]
+
+
+@pytest.fixture
+def redline(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """redline("train --flag ...") -> (exit code, stdout, stderr), with the caches in a folder of this test."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+
+    def call(words: str) -> tuple[int, str, str]:
+        code = main(words.split())
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture
+def train(redline: Any, tmp_path: Path) -> Any:
+    """train("name", "--more flags") -> Run of the tiny model with these flags on top."""
+
+    def call(name: str, flags: str = "", base: str = TINY) -> Run:
+        code, out, err = redline(f"train {base} {flags} --save {tmp_path / name}")
+        assert code == 0, err
+        return Run(tmp_path / name, out)
+
+    return call

@@ -1,0 +1,177 @@
+"""A run cut anywhere and resumed is the uncut run, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from .conftest import TINY, Run
+
+VARIANTS = {
+    "plain": "",
+    "accumulation": "--micro-batch-size 1",
+    "dropout": "--hidden-dropout 0.2 --attention-dropout 0.2 --attention-backend unfused",
+    "no-dropout-flash": "--hidden-dropout 0 --attention-dropout 0",
+    "ramp-up": "--micro-batch-size 1 --rampup-batch-size 1 1 8 --hidden-dropout 0",
+    "bf16": "--bf16",
+    "bf16-grads": "--bf16 --grad-reduce-in-bf16",
+    "fp16": "--fp16 --initial-loss-scale 1024 --loss-scale-window 2",
+    "fp64": "--fp64",
+    "cyclic": "--dataloader-type cyclic",
+    "llama": "--swiglu --normalization RMSNorm --position-embedding-type rope --disable-bias-linear "
+    "--untie-embeddings-and-output-weights --group-query-attention --num-query-groups 2 --qk-layernorm",
+    "schedule": "--lr-decay-style cosine --lr-warmup-iters 2 --weight-decay-incr-style linear "
+    "--start-weight-decay 0 --end-weight-decay 0.2 --decoupled-lr 3e-3",
+    "sync-save": "--no-async-save",
+    "deterministic": "--deterministic-mode",
+}
+
+
+def weights(run: Run) -> dict[str, torch.Tensor]:
+    """Every tensor of the run's last checkpoint."""
+    newest = run.folder / "checkpoints" / (run.folder / "checkpoints" / "latest").read_text().strip()
+    found = {}
+    for path in sorted(newest.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as handle:
+            found |= {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
+    return found
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_resume_is_bit_identical(train: Any, name: str) -> None:
+    """B104: losses of a run cut at step 3 and resumed equal the uncut run's; so do all weights and moments."""
+    flags = VARIANTS[name]
+    whole = train("whole", f"{flags} --eval-interval 2")
+    cut = train("cut", f"{flags} --eval-interval 2 --exit-interval 3")
+    assert len(cut.losses) == 3
+    resumed = train("cut", f"{flags} --eval-interval 2 --load {cut.folder}")
+    assert resumed.losses == whole.losses
+    # The cut run evaluated once more, where it ended.
+    assert set(whole.valid_losses) <= set(resumed.valid_losses)
+    saved, wanted = weights(resumed), weights(whole)
+    assert saved.keys() == wanted.keys()
+    assert all(torch.equal(saved[key], wanted[key]) for key in wanted)
+
+
+def test_same_seed_same_run_and_other_seed_other_run(train: Any) -> None:
+    first, second = train("a"), train("b")
+    assert first.losses == second.losses
+    assert train("c", "--seed 1").losses != first.losses
+
+
+def test_resume_after_a_later_crash_drops_the_lost_steps(train: Any) -> None:
+    """Steps behind the last checkpoint are run again, and stand in metrics.jsonl once."""
+    run = train("run", "--save-interval 2 --exit-interval 5")
+    newest = run.folder / "checkpoints" / "iter_0000005"
+    for path in sorted(newest.iterdir()):
+        path.unlink()
+    newest.rmdir()
+    resumed = train("run", f"--load {run.folder}")
+    assert "step 4" in resumed.output
+    assert [record["step"] for record in resumed.records()] == [1, 2, 3, 4, 5, 6]
+    assert resumed.losses == train("whole").losses
+
+
+def test_first_load_of_an_empty_folder_starts_afresh(train: Any, tmp_path: Path) -> None:
+    run = train("run", f"--load {tmp_path / 'run'}")
+    assert "starting at step 0" in run.output
+    assert len(run.losses) == 6
+
+
+def test_data_cursor_with_accumulation(train: Any) -> None:
+    """B098: after 5 steps of 4 samples the next one begins with sample 20."""
+    train("run", "--micro-batch-size 1 --exit-interval 5")
+    resumed = train("run", "--micro-batch-size 1 --load run")
+    assert [record["consumed_samples"] for record in resumed.records()] == [4, 8, 12, 16, 20, 24]
+
+
+def test_schedule_on_resume(train: Any) -> None:
+    """B110: a changed schedule acts from the first step and is announced; the checkpoint's can be kept."""
+    constant = "--lr-decay-style constant --lr 6e-4"
+    train("run", f"{constant} --exit-interval 3")
+    changed = train(
+        "run", "--lr-decay-style cosine --lr 3e-5 --lr-warmup-iters 0 --load run --exit-interval 4"
+    )
+    assert "the options given now win over the checkpoint's" in changed.output
+    # Step 4 of 6 of a cosine from 3e-5: halfway down.
+    assert changed.records()[3]["lr"] == pytest.approx(1.5e-5, rel=1e-6)
+    overridden = train("other", f"{constant} --exit-interval 3 --save-interval 1")
+    assert overridden.records()[0]["lr"] == 6e-4
+    silent = train("other", "--lr-decay-style constant --lr 3e-5 --load other --override-opt_param-scheduler")
+    assert silent.records()[3]["lr"] == 3e-5
+    assert "options given now win" not in silent.output
+    kept = train("third", f"{constant} --exit-interval 3")
+    kept = train("third", "--lr 3e-5 --load third --use-checkpoint-opt-param-scheduler")
+    assert kept.records()[3]["lr"] == 6e-4
+
+
+def test_finetune_takes_weights_alone(train: Any, tmp_path: Path) -> None:
+    first = train("first")
+    tuned = train("tuned", f"--finetune --load {first.folder}")
+    assert [record["step"] for record in tuned.records()] == [1, 2, 3, 4, 5, 6]
+    # The same data again, from weights that have seen it: a lower first loss.
+    assert tuned.losses[0] < first.losses[0]
+    pretrained = train("pre", f"--pretrained-checkpoint {first.folder} --load {tmp_path / 'pre'}")
+    assert pretrained.losses == tuned.losses
+
+
+def test_without_optimizer_states(train: Any) -> None:
+    """--no-load-optim keeps the place and forgets the moments; --no-save-optim writes weights alone."""
+    train("run", "--exit-interval 3")
+    fresh = train("run", "--load run --no-load-optim")
+    assert len(fresh.losses) == 6
+    assert fresh.losses[3:4] == train("whole").losses[3:4]  # weights and data are the same
+    assert fresh.losses[4] != train("whole2").losses[4]  # the update is not
+    bare = train("bare", "--no-save-optim")
+    assert not any(name.startswith("exp_avg") for name in weights(bare))
+
+
+def test_use_checkpoint_args(train: Any, redline: Any, tmp_path: Path) -> None:
+    """The model's shape comes from the checkpoint, whatever the command line assumes."""
+    train("run", "--exit-interval 3")
+    words = TINY.replace("--num-layers 2 --hidden-size 32 --ffn-hidden-size 48 --num-attention-heads 4", "")
+    code, _, err = redline(f"train {words} --load run --save run --use-checkpoint-args")
+    assert code == 0, err
+    assert Run(tmp_path / "run", "").losses == train("whole").losses
+
+
+def test_checkpoint_of_another_model_is_refused(train: Any, redline: Any) -> None:
+    train("run", "--exit-interval 3")
+    code, _, err = redline(f"train {TINY} --hidden-size 64 --load run --save other")
+    assert code == 1
+    assert "hidden: 32 in the checkpoint, 64 now" in err
+    assert "--use-checkpoint-args" in err
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGINT])
+def test_signal_saves_and_exits(tmp_path: Path, signal_number: int) -> None:
+    """SIGTERM and SIGINT end the run after the running step with a checkpoint and exit code 0."""
+    folder = tmp_path / "run"
+    words = TINY.replace("--train-iters 6", "--train-iters 100000")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "redline", "train", *words.split(), "--save", str(folder)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)},
+    )
+    metrics, deadline = folder / "metrics.jsonl", time.monotonic() + 120
+    while not (metrics.exists() and metrics.read_text().count("\n") > 3):
+        assert process.poll() is None and time.monotonic() < deadline, process.communicate()
+        time.sleep(0.05)
+    process.send_signal(signal_number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    steps = json.loads((folder / "summary.json").read_text())["steps"]
+    assert (folder / "checkpoints" / f"iter_{steps:07d}" / "values.json").exists()
+    assert f"{signal.Signals(signal_number).name} received" in " ".join(out.split())
