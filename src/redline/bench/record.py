@@ -12,14 +12,18 @@ import redline
 from redline.files import write_json_atomic
 
 
-def provenance(device: str) -> dict[str, Any]:
-    """The commit, package versions, machine and date of a measurement on `device` ("cpu" or "cuda")."""
+def provenance(device: str, commit: str | None = None) -> dict[str, Any]:
+    """The commit, package versions, machine and date of a measurement on `device` ("cpu" or "cuda").
+
+    Args:
+        commit: of the code measured; None asks git.
+    """
     import torch
 
     record: dict[str, Any] = {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "redline": redline.__version__,
-        "commit": _commit(),
+        "commit": commit or _commit(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "platform": platform.platform(),
@@ -28,7 +32,11 @@ def provenance(device: str) -> dict[str, Any]:
     }
     if device == "cuda":
         properties = torch.cuda.get_device_properties(0)
+        import triton
+
         record |= {
+            "triton": triton.__version__,
+            "driver": _driver(),
             "card": properties.name,
             "card_memory_bytes": properties.total_memory,
             "cuda": torch.version.cuda,
@@ -54,7 +62,18 @@ def _commit() -> str | None:
     return found.stdout.strip()
 
 
-def write_result(path: Path, case: str, device: str, results: list[dict[str, Any]]) -> None:
+def _driver() -> str | None:
+    """The NVIDIA driver's version."""
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text()
+    except OSError:
+        return None
+    return next((word for word in text.split() if word[:1].isdigit() and "." in word), None)
+
+
+def write_result(
+    path: Path, case: str, device: str, results: list[dict[str, Any]], commit: str | None = None
+) -> None:
     """Write one result file atomically: provenance first, then the rows."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_json_atomic(path, {"case": case, **provenance(device), "results": results})
+    write_json_atomic(path, {"case": case, **provenance(device, commit), "results": results})

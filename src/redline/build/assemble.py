@@ -71,6 +71,7 @@ def choose_attention(
         head_dim=shape.head_dim,
         num_heads=shape.num_heads,
         num_groups=shape.num_groups,
+        seq_length=plan.seq_length,
         dropout=shape.attention_dropout,
         segments=config.data.reset_attention_mask,
         deterministic=config.train.deterministic_mode,

@@ -19,7 +19,8 @@ usage: redline bench step [--steps N] [--out FILE] [CONFIG.toml] [flags of `redl
   step   whole optimizer steps: tokens/s, MFU, peak memory (default: 10 steps of the demo)
   data   document, sample and shuffle indices of a corpus of short documents (default: 100 million tokens)
 
-  --out FILE    append to no other result: the file is written anew (default: bench-CASE.json)"""
+  --out FILE      where the result goes (default: bench-CASE.json)
+  --commit REV    the code's commit, where git cannot tell it"""
 CASES = ("step", "data")
 
 
@@ -38,11 +39,12 @@ def main(argv: Sequence[str]) -> int:
             mend=f"did you mean `redline bench {near[0]}`?" if near else "see `redline bench --help`.",
         )
     out = Path(_take(rest, "--out", f"bench-{case}.json"))
+    commit = _take(rest, "--commit", "") or None
     device, row = _step(rest) if case == "step" else _data(rest)
 
     from redline.bench import write_result
 
-    write_result(out, case, device, [row])
+    write_result(out, case, device, [row], commit)
     print(f"written to {out}")
     return 0
 

@@ -1,0 +1,19 @@
+"""Attention: one call (spec.py), several backends, and the choice among them (select.py)."""
+
+from redline.attention.flash import flash_attention
+from redline.attention.fused import fused_attention
+from redline.attention.select import BACKENDS, select_backend
+from redline.attention.spec import Attention, AttentionDropout, MaskSpec, Request
+from redline.attention.unfused import unfused_attention
+
+__all__ = [
+    "BACKENDS",
+    "Attention",
+    "AttentionDropout",
+    "MaskSpec",
+    "Request",
+    "flash_attention",
+    "fused_attention",
+    "select_backend",
+    "unfused_attention",
+]

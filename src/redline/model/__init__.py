@@ -1,0 +1,33 @@
+"""The model, for one device. Read in this order: transformer.py, block.py, modules.py, local.py.
+
+    transformer.py  embedding, blocks, final norm, head and loss
+    block.py        attention and MLP as four GEMM sites
+    modules.py      the parts that own parameters; the site
+    ops.py          the record of functions a model computes with: local.py plain, later fused
+    local.py        norm, activation, bias + dropout + residual, cross-entropy; rope.py: rotary embedding
+    gemm.py         the GEMM whose weight gradient is added to main_grad; main_grad.py: the other parameters
+    random.py       Philox on tensors: dropout masks, normal draws; init.py: initial weights
+    shard_table.py  which logical tensors each parameter stores
+
+It knows nothing of parallelism, recompute, precision recipes or the optimizer: build/ puts those around it.
+"""
+
+from redline.model.init import init_parameters, init_tensors
+from redline.model.ops import Ops, local_ops
+from redline.model.random import DropoutState, dropout_keys
+from redline.model.shard_table import Stored, check_names, logical_tensors, shard_table
+from redline.model.transformer import Transformer
+
+__all__ = [
+    "DropoutState",
+    "Ops",
+    "Stored",
+    "Transformer",
+    "check_names",
+    "dropout_keys",
+    "init_parameters",
+    "init_tensors",
+    "local_ops",
+    "logical_tensors",
+    "shard_table",
+]

@@ -1,0 +1,122 @@
+"""A transformer block: four GEMM sites and the attention between them.
+
+    x   ->  norm + qkv  ->  q/k norm, rope  ->  attention  ->  proj        -> + bias, dropout, + x  = x'
+    x'  ->  norm + fc1  ->                                     act + fc2   -> + bias, dropout, + x' = x''
+
+What a block keeps for backward with the plain operations, in bytes a token. e is the size of the compute
+dtype, w = max(e, 4) that of the wide one; q = N D, kv = G D; F1 = 2 F for a gated activation, else F.
+
+    two norms            w H and w (LayerNorm 2 w) each: the wide input (at e = w the residual stream itself)
+                         and the row's statistics; RMSNorm on a CPU also its normalised value, w H
+    input of qkv, fc1    e H each
+    output of qkv        e (q + 2 kv), kept whole because v is a view of it
+    q/k norm             w (q + kv) where e < w, and w (N + G); RMSNorm on a CPU also w (q + kv), L2 not
+    q/k norm or rope     e (q + kv): the q and k that attention reads
+    flash, fused         e q + w N: the output, which is also the input of proj, and the log-sum-exp
+    unfused              w N S + e q; e N S more where e < w or with dropout, N S for its mask. For B > 1 the
+                         products read copies of q, k and v (G = 1: not of all), e (q + 2 kv), in place of the
+                         three lines above; with q/k norm at e = w the output of qkv stays too
+    output of fc1        e F1 (after the bias)
+    activation           e F for the curve of a gate, 2 e F for that of quick-geglu, else nothing
+    input of fc2         e F
+    dropout, twice       H each: the mask
+
+What does not grow with the number of tokens is left out: wide copies of gains and biases, rotary angles (one
+table for all layers), and the S x S mask of the unfused attention.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from redline.attention import Attention, MaskSpec
+from redline.formulas.shape import ModelShape
+from redline.model.modules import Activation, Linear, Norm, Site
+from redline.model.ops import Ops
+from redline.model.random import ATTENTION, ATTENTION_OUTPUT, MLP_OUTPUT, DropoutState, dropout_at
+from redline.model.rope import RopeTable
+
+
+class SelfAttention(nn.Module):
+    """x + dropout(attention(norm(x)) W_proj^T + b), with N query heads over G groups of keys and values."""
+
+    def __init__(self, shape: ModelShape, *, attention: Attention, ops: Ops, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.shape, self.ops, self.attention = shape, ops, attention
+        q, kv, D = shape.q_size, shape.kv_size, shape.head_dim
+        self.norm = Norm(shape.hidden, shape=shape, norm=ops.norm, dtype=dtype)
+        self.qkv = Linear(shape.hidden, q + 2 * kv, bias=shape.bias_qkv, ops=ops, dtype=dtype)
+        self.proj = Linear(q, shape.hidden, bias=shape.bias_linear, ops=ops, dtype=dtype, defer_bias=True)
+        self.q_norm = self.k_norm = None
+        if shape.qk_norm != "none":
+            affine = shape.qk_norm == "norm"
+            self.q_norm = Norm(D, shape=shape, norm=ops.qk_norm, dtype=dtype, affine=affine)
+            self.k_norm = Norm(D, shape=shape, norm=ops.qk_norm, dtype=dtype, affine=affine)
+        self.qkv_site = Site(self.norm, self.qkv)
+        self.proj_site = Site(None, self.proj)
+        self.softmax_scale = D**-0.5 if shape.softmax_scale is None else shape.softmax_scale
+
+    def forward(
+        self, x_SBH: Tensor, rope: RopeTable | None, mask: MaskSpec, dropout: DropoutState | None
+    ) -> Tensor:
+        """[S, B, H] -> [S, B, H], the residual included."""
+        q_SBND, k_SBGD, v_SBGD = self._heads(self.qkv_site(x_SBH), rope)
+        context_SBND = self.attention(
+            q_SBND,
+            k_SBGD,
+            v_SBGD,
+            mask,
+            softmax_scale=self.softmax_scale,
+            dropout=dropout_at(dropout, ATTENTION, self.shape.attention_dropout),
+        )
+        y_SBH = self.proj_site(context_SBND.flatten(2))
+        output_dropout = dropout_at(dropout, ATTENTION_OUTPUT, self.shape.hidden_dropout)
+        return self.ops.bias_dropout_add(y_SBH, self.proj.bias, x_SBH, output_dropout)
+
+    def _heads(self, qkv_SBX: Tensor, rope: RopeTable | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Cut the merged projection into heads (views), and normalise and rotate queries and keys."""
+        q, kv, D = self.shape.q_size, self.shape.kv_size, self.shape.head_dim
+        q_SBND, k_SBGD, v_SBGD = (part.unflatten(2, (-1, D)) for part in qkv_SBX.split((q, kv, kv), dim=2))
+        if self.q_norm is not None and self.k_norm is not None:
+            q_SBND, k_SBGD = self.q_norm(q_SBND), self.k_norm(k_SBGD)
+        if rope is not None:
+            q_SBND, k_SBGD = self.ops.rope(q_SBND, rope), self.ops.rope(k_SBGD, rope)
+        return q_SBND, k_SBGD, v_SBGD
+
+
+class MLP(nn.Module):
+    """x + dropout(activation(norm(x) W_1^T + b_1) W_2^T + b_2); fc1 is [gate; up] for a gated activation."""
+
+    def __init__(self, shape: ModelShape, *, ops: Ops, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.shape, self.ops = shape, ops
+        bias = shape.bias_linear
+        self.norm = Norm(shape.hidden, shape=shape, norm=ops.norm, dtype=dtype)
+        self.fc1 = Linear(shape.hidden, shape.fc1_size, bias=bias, ops=ops, dtype=dtype, defer_bias=True)
+        self.fc2 = Linear(shape.ffn, shape.hidden, bias=bias, ops=ops, dtype=dtype, defer_bias=True)
+        self.fc1_site = Site(self.norm, self.fc1)
+        self.fc2_site = Site(Activation(self.fc1, ops.activation, shape.activation), self.fc2)
+
+    def forward(self, x_SBH: Tensor, dropout: DropoutState | None) -> Tensor:
+        """[S, B, H] -> [S, B, H], the residual included."""
+        y_SBH = self.fc2_site(self.fc1_site(x_SBH))
+        output_dropout = dropout_at(dropout, MLP_OUTPUT, self.shape.hidden_dropout)
+        return self.ops.bias_dropout_add(y_SBH, self.fc2.bias, x_SBH, output_dropout)
+
+
+class Block(nn.Module):
+    """Attention, then MLP, each on the normalised residual stream."""
+
+    def __init__(self, shape: ModelShape, *, attention: Attention, ops: Ops, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.attention = SelfAttention(shape, attention=attention, ops=ops, dtype=dtype)
+        self.mlp = MLP(shape, ops=ops, dtype=dtype)
+
+    def forward(
+        self, x_SBH: Tensor, rope: RopeTable | None, mask: MaskSpec, dropout: DropoutState | None
+    ) -> Tensor:
+        """[S, B, H] -> [S, B, H]; `dropout` is the state narrowed to this layer, None in evaluation."""
+        x_SBH = self.attention(x_SBH, rope, mask, dropout)
+        x_SBH = self.mlp(x_SBH, dropout)
+        return x_SBH

@@ -1,0 +1,90 @@
+"""The operations of a block in plain PyTorch: what every fused kernel must equal.
+
+Each computes in fp32 (fp64 for fp64) where a sum or a bias is involved and rounds once to its input's dtype.
+Parameters are read through main_grad.py, so their gradients land where the optimizer looks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from redline.formulas.shape import GATED, Activation, Normalization
+from redline.model.main_grad import read
+from redline.model.random import Dropout
+
+
+def norm(
+    x: Tensor,
+    weight_C: Tensor | None,
+    bias_C: Tensor | None,
+    *,
+    kind: Normalization,
+    epsilon: float,
+    zero_centered: bool,
+    dtype: torch.dtype,
+) -> Tensor:
+    """LayerNorm, or RMSNorm (Zhang and Sennrich 2019, arXiv 1910.07467), over the last dimension, [..., C].
+
+    Args:
+        weight_C: the gain, or the gain minus one when `zero_centered`; None for a gain of one.
+        dtype: of the output.
+    """
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    gain_C = None if weight_C is None else read(weight_C)
+    if gain_C is not None and zero_centered:
+        gain_C = gain_C + 1.0
+    size = (x.shape[-1],)
+    if kind == "RMSNorm":
+        return F.rms_norm(wide, size, gain_C, epsilon).to(dtype)
+    return F.layer_norm(wide, size, gain_C, None if bias_C is None else read(bias_C), epsilon).to(dtype)
+
+
+_CURVES: dict[Activation, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "gelu-tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "squared-relu": lambda x: F.relu(x).square(),
+    "quick-geglu": lambda x: x * torch.sigmoid(1.702 * x),
+    "geglu": lambda x: F.gelu(x, approximate="tanh"),
+    "swiglu": F.silu,
+}
+
+
+def activation(y: Tensor, bias: Tensor | None, *, kind: Activation) -> Tensor:
+    """The MLP's activation of y + bias: [..., F] -> [..., F]; gated, [..., 2F] as [gate, up] -> [..., F].
+
+    Sources: Shazeer 2020, "GLU variants", arXiv 2002.05202; So et al. 2021, arXiv 2109.08668 (squared ReLU).
+    """
+    if bias is not None:
+        y = (y + read(bias)).to(y.dtype)
+    if kind not in GATED:
+        return _CURVES[kind](y)
+    gate, up = y.chunk(2, dim=-1)
+    return _CURVES[kind](gate) * up
+
+
+def bias_dropout_add(
+    y_SBH: Tensor, bias_H: Tensor | None, residual_SBH: Tensor, dropout: Dropout | None
+) -> Tensor:
+    """residual + dropout(y + bias), in the residual's dtype."""
+    if bias_H is not None:
+        y_SBH = y_SBH + read(bias_H)
+    if dropout is not None:
+        y_SBH = dropout.drop_hidden(y_SBH)
+    return (residual_SBH + y_SBH).to(residual_SBH.dtype)
+
+
+def cross_entropy(logits_TV: Tensor, labels_T: Tensor, *, label_smoothing: float) -> Tensor:
+    """-log softmax(logits)[label] of each token, fp32 (fp64 for fp64): [T, V], int64 [T] -> [T].
+
+    Args:
+        label_smoothing: the share of the target's probability that the V - 1 other tokens get, evenly.
+    """
+    V = logits_TV.shape[1]
+    wide = logits_TV.to(torch.promote_types(logits_TV.dtype, torch.float32))
+    # PyTorch spreads its share over all V tokens, the target among them.
+    spread = label_smoothing * V / (V - 1) if label_smoothing else 0.0
+    return F.cross_entropy(wide, labels_T, reduction="none", label_smoothing=spread)

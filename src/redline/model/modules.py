@@ -1,0 +1,108 @@
+"""The parts of a block that own parameters, and the site that joins two of them around a GEMM."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from redline.formulas.shape import Activation as ActivationKind
+from redline.formulas.shape import ModelShape
+from redline.model.ops import Ops
+
+
+def parameter(*size: int, dtype: torch.dtype) -> nn.Parameter:
+    """A parameter of this size without memory: storage comes later, as a view of a flat buffer."""
+    return nn.Parameter(torch.empty(size, dtype=dtype, device="meta"))
+
+
+class Linear(nn.Module):
+    """A GEMM with its weight [O, I] and, with `bias`, a bias [O]: y = x W^T + b.
+
+    With `defer_bias` the product is returned bare and whoever comes next adds `self.bias`, in one pass with
+    its own work.
+    """
+
+    def __init__(
+        self,
+        size_in: int,
+        size_out: int,
+        *,
+        bias: bool,
+        ops: Ops,
+        dtype: torch.dtype,
+        defer_bias: bool = False,
+    ) -> None:
+        super().__init__()
+        self.weight = parameter(size_out, size_in, dtype=dtype)
+        self.bias = parameter(size_out, dtype=dtype) if bias else None
+        self._linear, self._defer_bias = ops.linear, defer_bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., I] -> [..., O]."""
+        return self._linear(x, self.weight, None if self._defer_bias else self.bias)
+
+
+class Norm(nn.Module):
+    """The model's normalisation over the last dimension, with its gain and, for LayerNorm, its bias.
+
+    Without `affine` it has no parameters (the L2 norm of queries and keys).
+    """
+
+    def __init__(
+        self,
+        size: int,
+        *,
+        shape: ModelShape,
+        norm: Callable[..., Tensor],
+        dtype: torch.dtype,
+        affine: bool = True,
+    ) -> None:
+        super().__init__()
+        self._kind = shape.normalization if affine else "RMSNorm"
+        self.weight = parameter(size, dtype=dtype) if affine else None
+        self.bias = parameter(size, dtype=dtype) if self._kind == "LayerNorm" else None
+        self._norm, self._dtype = norm, dtype
+        self._epsilon, self._zero_centered = shape.norm_epsilon, shape.zero_centered_gamma
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., C] of any float dtype -> [..., C] in the compute dtype."""
+        return self._norm(
+            x,
+            self.weight,
+            self.bias,
+            kind=self._kind,
+            epsilon=self._epsilon,
+            zero_centered=self._zero_centered,
+            dtype=self._dtype,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Activation:
+    """The MLP's nonlinearity, with the bias that the GEMM before it deferred."""
+
+    before: Linear
+    activation: Callable[..., Tensor]
+    kind: ActivationKind
+
+    def __call__(self, y_SBF: Tensor) -> Tensor:
+        return self.activation(y_SBF, self.before.bias, kind=self.kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A GEMM and what runs just before it: the unit that fusion, fp8, recompute and overlap work on.
+
+    It owns nothing: the parameters stay in the modules it calls. An implementation that fuses both replaces
+    the Site by its own object and decides what is saved for backward.
+    """
+
+    prologue: Callable[[Tensor], Tensor] | None
+    gemm: Linear
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y: Tensor = self.gemm(x if self.prologue is None else self.prologue(x))
+        return y

@@ -1,0 +1,89 @@
+"""Which logical tensors a parameter stores, and how tensor parallelism splits it.
+
+Checkpoints, formulas and initialisation speak of logical tensors: q, k, v, gate and up apart, the
+vocabulary at its true size (formulas/params.py lists them). The model stacks some in one matrix for one
+GEMM, and pads the vocabulary; the padded rows belong to no logical tensor.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+
+from torch import Tensor
+
+from redline.errors import ShapeError
+from redline.formulas.params import LogicalTensor, Split
+from redline.formulas.params import logical_tensors as list_logical_tensors
+from redline.formulas.shape import ModelShape
+
+# Logical name -> the parameter that stores it; parts are stacked by rows in this order. All others store
+# themselves.
+STACKED = (
+    (re.compile(r"\.attention\.(q|k|v)\.(weight|bias)$"), r".attention.qkv.\2"),
+    (re.compile(r"\.mlp\.(gate|up)\.(weight|bias)$"), r".mlp.fc1.\2"),
+    (re.compile(r"\.mlp\.(down)\.(weight|bias)$"), r".mlp.fc2.\2"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One parameter of the model.
+
+    Attributes:
+        split: how ranks share it: "column" splits the rows of each part (output features), "row" the
+            columns (input features), "vocab" the rows with their padding; a "replicated" one is whole on
+            every rank.
+        parts: the logical tensors in it, from the first row on.
+    """
+
+    split: Split
+    parts: tuple[LogicalTensor, ...]
+
+
+@lru_cache(maxsize=64)
+def shard_table(shape: ModelShape) -> dict[str, Stored]:
+    """Every parameter of a model of this shape, by name."""
+    table: dict[str, Stored] = {}
+    for tensor in list_logical_tensors(shape):
+        name = tensor.name
+        for pattern, parameter in STACKED:
+            name = pattern.sub(parameter, name)
+        before = table[name].parts if name in table else ()
+        table[name] = Stored(tensor.split, (*before, tensor))
+    return table
+
+
+def logical_tensors(name: str, physical: Tensor, shape: ModelShape) -> dict[str, Tensor]:
+    """The logical tensors inside parameter `name`, as views, by logical name.
+
+    Args:
+        physical: the parameter, or anything of its shape (its main copy, gradient or moments).
+
+    Raises: ShapeError when the model has no such parameter, or `physical` does not have its shape.
+    """
+    if name not in shard_table(shape):
+        raise ShapeError(f"a model of this shape has no parameter {name}.")
+    views: dict[str, Tensor] = {}
+    start = 0
+    for part in shard_table(shape)[name].parts:
+        views[part.name] = physical[start : start + part.size[0]]
+        start += part.size[0]
+        if views[part.name].shape != part.size:
+            raise ShapeError(
+                f"{name} of shape {tuple(physical.shape)} cannot hold {part.name} of shape {part.size}.",
+                why="the model's shape says otherwise.",
+            )
+    return views
+
+
+def check_names(names: Iterable[str], shape: ModelShape) -> None:
+    """Raises ShapeError unless the table and the model list the same parameters."""
+    have, want = set(names), set(shard_table(shape))
+    if have != want:
+        raise ShapeError(
+            "the model and its shard table differ.",
+            why=f"only in the model: {sorted(have - want)}; only in the table: {sorted(want - have)}.",
+        )
