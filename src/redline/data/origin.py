@@ -38,7 +38,7 @@ def tokenizer_beside(prefix: str | Path) -> TokenizerSpec | None:
     Raises: DataError when the pair itself cannot be opened.
     """
     prefix = as_prefix(prefix)
-    num_tokens = IndexedDataset(prefix).num_tokens
+    num_tokens = IndexedDataset(prefix, mmap=False).num_tokens  # of the index: no token is read
     try:
         note = json.loads(note_path(prefix).read_text())
         if note["num_tokens"] == num_tokens:

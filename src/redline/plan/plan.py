@@ -36,15 +36,15 @@ class EvalPlan:
         iterations: global batches of one evaluation; 0 never evaluates.
         interval: steps between evaluations, None for one at the end.
         global_batch_size, num_microbatches: of each batch (ramp-up plays no part).
-        valid_samples, test_samples: distinct samples that the splits should offer.
+        samples: of one evaluation. Every one of a run sees the same samples of its split, so that their losses
+            compare (Megatron moves on through the split).
     """
 
     iterations: int
     interval: int | None
     global_batch_size: int
     num_microbatches: int
-    valid_samples: int
-    test_samples: int
+    samples: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,16 +228,14 @@ def _samples(iterations: int | None, samples: int | None, batch: BatchSchedule) 
 
 
 def plan_evaluation(train: TrainConfig, batch: BatchSchedule) -> EvalPlan:
-    """Evaluations of the whole run, and the samples they take (Megatron's counts)."""
+    """When a run evaluates, and on how much."""
     size = batch.final_batch_size
-    times = 1 + (batch.total_iterations // train.eval_interval if train.eval_interval else 0)
     return EvalPlan(
         iterations=train.eval_iters,
         interval=train.eval_interval,
         global_batch_size=size,
         num_microbatches=size // (batch.micro_batch_size * batch.dp),
-        valid_samples=times * train.eval_iters * size,
-        test_samples=train.eval_iters * size,
+        samples=train.eval_iters * size,
     )
 
 

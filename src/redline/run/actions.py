@@ -39,7 +39,7 @@ class RunActions:
     def in_order(self) -> list[Action]:
         """The actions, in the order in which they run after a step."""
         train, checkpoint = self.run.config.train, self.run.config.checkpoint
-        evaluates = self.run.splits.valid is not None and self.run.plan.evaluation.test_samples > 0
+        evaluates = self.run.splits.valid is not None
         actions = [Action("record", 1, self.record)]
         if evaluates:
             actions.append(
@@ -96,7 +96,7 @@ class RunActions:
         started = time.perf_counter()
         batches = eval_batches(
             source,
-            run.plan.evaluation.test_samples,
+            run.plan.evaluation.samples,
             run.config.train.micro_batch_size,
             num_workers=run.config.data.num_workers,
         )
