@@ -1,0 +1,25 @@
+"""AdamW over flat buffers in one pass."""
+
+from redline.kernels.adamw.op import (
+    FlatState,
+    Hyper,
+    Segments,
+    adamw_,
+    adamw_hyper,
+    join_main,
+    make_segments,
+    split_main,
+    supports,
+)
+
+__all__ = [
+    "FlatState",
+    "Hyper",
+    "Segments",
+    "adamw_",
+    "adamw_hyper",
+    "join_main",
+    "make_segments",
+    "split_main",
+    "supports",
+]

@@ -1,0 +1,52 @@
+"""The shape of a kernel room's bench.py: cases stated as data. bench/ finds, checks and times them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+Provider = Callable[..., Any]
+Loader = Callable[[], Provider]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchCase:
+    """One operator at one size. A room's bench.py holds a tuple of them, `CASES`.
+
+    Attributes:
+        op: the room, for example "rms_norm".
+        name: the size in words, for example "16384 x 4096".
+        make_inputs: (device, dtype) -> the positional arguments of every provider, random. Those that require
+            a gradient are differentiated; a fresh call gives fresh tensors. A provider may change its inputs
+            (rotary works in place), so each is checked on inputs of its own, drawn after the same seed.
+        providers: name -> loader. A loader takes nothing and returns the callable that is timed as
+            `callable(*make_inputs(...))`, giving a tensor or a tuple of tensors (all differentiable); it
+            raises ImportError where its package is missing. Names: "fused", "eager" (the room's reference),
+            "compile" (the reference under torch.compile), "liger", "quack", "torch" (PyTorch's own).
+        bytes_forward: each input read once and each output written once, in `dtype`, saved statistics too.
+        bytes_backward: the same for the backward pass; 0 means the operator has none.
+        flops: floating-point operations forward, where arithmetic is the limit; else 0.
+        dtype: the dtype in which bytes are counted and the case is run.
+    """
+
+    op: str
+    name: str
+    make_inputs: Callable[[torch.device, torch.dtype], tuple[Any, ...]]
+    providers: Mapping[str, Loader]
+    bytes_forward: int
+    bytes_backward: int = 0
+    flops: int = 0
+    dtype: torch.dtype = torch.bfloat16
+
+
+def twins(fused: Provider, eager: Provider, **libraries: Loader) -> dict[str, Loader]:
+    """The loaders every case has (fused, eager, eager under torch.compile), and those of other libraries."""
+    return {
+        "fused": lambda: fused,
+        "eager": lambda: eager,
+        "compile": lambda: torch.compile(eager),
+        **libraries,
+    }

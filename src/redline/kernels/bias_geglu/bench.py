@@ -1,0 +1,36 @@
+"""Sizes at which GEGLU is timed: an ffn size of 16,384, 8,192 tokens."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from redline.kernels.bench_case import BenchCase, Provider, twins
+from redline.kernels.bias_geglu.op import bias_geglu
+from redline.kernels.bias_geglu.reference import bias_geglu_reference
+
+
+def _liger() -> Provider:
+    from liger_kernel.ops.geglu import LigerGELUMulFunction
+
+    return lambda x: LigerGELUMulFunction.apply(*x.chunk(2, dim=-1))
+
+
+def _case(rows: int, cols: int, with_bias: bool) -> BenchCase:
+    def make_inputs(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        shapes = ((rows, 2 * cols), (2 * cols,)) if with_bias else ((rows, 2 * cols),)
+        return tuple(torch.randn(shape, device=device, dtype=dtype, requires_grad=True) for shape in shapes)
+
+    bias_bytes = 2 * cols * 2 if with_bias else 0
+    libraries = {} if with_bias else {"liger": _liger}
+    return BenchCase(
+        op="bias_geglu",
+        name=f"{rows} x 2*{cols}" + (" + bias" if with_bias else ""),
+        make_inputs=make_inputs,
+        providers=twins(bias_geglu, bias_geglu_reference, **libraries),
+        bytes_forward=3 * rows * cols * 2 + bias_bytes,
+        bytes_backward=5 * rows * cols * 2 + 2 * bias_bytes,
+    )
+
+
+CASES = (_case(8192, 16384, False), _case(8192, 16384, True))

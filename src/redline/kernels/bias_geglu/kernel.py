@@ -1,0 +1,25 @@
+"""Bias + GEGLU is the gated kernel with a form of gelu."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from redline.kernels.gated_triton import gated_backward, gated_forward
+
+
+def forward(x: Tensor, bias: Tensor | None, approximate: str, clamp: float | None, offset: float) -> Tensor:
+    """x [..., 2F], bias [2F] or None -> y [..., F]."""
+    return gated_forward(x, bias, approximate, clamp, offset)
+
+
+def backward(
+    dy: Tensor,
+    x: Tensor,
+    bias: Tensor | None,
+    main_grad: Tensor | None,
+    approximate: str,
+    clamp: float | None,
+    offset: float,
+) -> tuple[Tensor, Tensor]:
+    """(dx [..., 2F], dbias [2F]); dbias is empty without a bias, and where it was added to main_grad."""
+    return gated_backward(dy, x, bias, main_grad, approximate, clamp, offset)

@@ -1,0 +1,26 @@
+"""Bias + GELU in plain PyTorch."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from redline.kernels.common import compute_dtype
+
+GeluForm = Literal["tanh", "exact"]
+FORMS = ("tanh", "exact")
+
+
+def bias_gelu_reference(x: Tensor, bias: Tensor | None = None, approximate: GeluForm = "tanh") -> Tensor:
+    """y = gelu(x + bias): "tanh" as Megatron's fused path, "exact" (erf) as its unfused one.
+
+    Shapes: x [..., F], bias [F] -> y [..., F] in x's dtype. fp32 inside, rounded once.
+    Source: Hendrycks and Gimpel 2016, arXiv 1606.08415.
+    """
+    wide = x.to(compute_dtype(x))
+    if bias is not None:
+        wide = wide + bias
+    form = "none" if approximate == "exact" else "tanh"
+    return torch.nn.functional.gelu(wide, approximate=form).to(x.dtype)

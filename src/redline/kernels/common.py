@@ -1,0 +1,207 @@
+"""What the kernel rooms share on PyTorch's side: operator registration, the reasons why not, sizes.
+
+Nothing here imports Triton. A room's op.py imports its kernel.py only inside a launcher, so that a machine
+without Triton (or without a GPU) can import every room and run the references.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from redline.choice import Choice
+from redline.errors import ConfigError, ShapeError
+
+Impl = Literal["auto", "triton", "reference"]
+FUSED_DTYPES = frozenset((torch.float32, torch.bfloat16, torch.float16))
+LIBRARY = torch.library.Library("redline", "FRAGMENT")  # torch keeps operators only as long as their library
+_HERE: AbstractContextManager[None] = nullcontext()
+
+
+def lazily(module: str, name: str) -> Callable[..., Any]:
+    """A function of a module that is imported at the first call: how op.py reaches its launchers."""
+
+    @functools.cache
+    def load() -> Callable[..., Any]:
+        found: Callable[..., Any] = getattr(importlib.import_module(module), name)
+        return found
+
+    def launch(*args: Any) -> Any:
+        return load()(*args)
+
+    return launch
+
+
+def operator(schema: str, launch: Callable[..., Any], fake: Callable[..., Any]) -> Callable[..., Any]:
+    """Register `redline::<schema>` and return the call that an autograd Function makes.
+
+    Under torch.compile the call is the opaque operator, so that the graph has no break. In eager mode it is
+    the launcher itself: the dispatcher's extra passes would cost more host time than the launch.
+    """
+    name = schema.partition("(")[0]
+    LIBRARY.define(schema)
+    LIBRARY.impl(name, launch, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"redline::{name}", fake, lib=LIBRARY)
+    op = getattr(torch.ops.redline, name).default
+
+    def call(*args: Any) -> Any:
+        return op(*args) if torch.compiler.is_compiling() else launch(*args)
+
+    return call
+
+
+@functools.cache
+def _why_not_on(device_type: str) -> str | None:
+    if importlib.util.find_spec("triton") is None:
+        return "the package triton is not installed"
+    if device_type == "cuda":
+        return None
+    import triton
+
+    if device_type == "cpu" and triton.knobs.runtime.interpret:
+        return None
+    return f"the tensors are on {device_type}, where Triton runs only interpreted (TRITON_INTERPRET=1, cpu)"
+
+
+def why_not_on(device_type: str) -> str | None:
+    """Why Triton cannot run a kernel on this type of device, or None. Triton itself says if it interprets."""
+    return _why_not_on(device_type)
+
+
+# What torch.compiler.assume_constant_result does, but that imports torch._dynamo: 2 seconds of every start.
+why_not_on._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def why_not(x: Tensor, *others: Tensor | None) -> str | None:
+    """Why these tensors cannot go to a fused kernel, or None: device, and dtype of all."""
+    device = x.device
+    for tensor in (x, *others):
+        if tensor is None:
+            continue
+        if tensor.dtype not in FUSED_DTYPES:
+            return f"no fused kernel for {tensor.dtype} (bf16, fp16 and fp32 have one)"
+        if tensor.device != device:
+            return f"the tensors are on different devices ({device} and {tensor.device})"
+    return why_not_on(device.type)
+
+
+def use_triton(op: str, impl: Impl, reason: str | None) -> bool:
+    """Whether the kernel runs. `reason` is what the room's `supports` answered.
+
+    Raises: ConfigError when "triton" was asked for by name and cannot run, or for an unknown `impl`.
+    """
+    if impl == "auto":
+        return reason is None
+    if impl == "reference":
+        return False
+    if impl != "triton":
+        raise ConfigError(f"{op}: impl={impl!r} is unknown.", mend='use "auto", "triton" or "reference".')
+    if reason is not None:
+        raise ConfigError(f"{op}: the Triton kernel cannot run.", reason, 'use impl="auto" or "reference".')
+    return True
+
+
+def choose(op: str, impl: Impl, reason: str | None) -> Choice:
+    """The record of `use_triton`: what ran and why."""
+    ran = "triton" if use_triton(op, impl, reason) else "reference"
+    why = "asked for by name" if impl != "auto" else reason or "the fused kernel takes these tensors"
+    return Choice(op, impl, ran, why)
+
+
+def require(ok: bool, what: str, why: str = "", mend: str = "") -> None:
+    """Raise ShapeError unless `ok`. Messages with values are built by the caller only where that is cheap."""
+    if not ok:
+        raise ShapeError(what, why, mend)
+
+
+def as_rows(x: Tensor) -> Tensor:
+    """[..., C] -> [rows, C] with unit stride in C: a view where the strides allow one, else a copy."""
+    rows = x if x.dim() == 2 else x.reshape(x.numel() // x.shape[-1], x.shape[-1])
+    return rows if rows.stride(1) == 1 else rows.contiguous()
+
+
+def contiguous_like(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """An uninitialised contiguous tensor of x's shape: half the host time of torch.empty(x.shape, ...)."""
+    return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
+
+
+def compute_dtype(x: Tensor) -> torch.dtype:
+    """The dtype of the arithmetic inside an operator: fp32, or fp64 for an fp64 tensor."""
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+class _AccumulateInto(torch.autograd.Function):
+    """The identity on a parameter; its gradient is added to a given buffer instead of being returned."""
+
+    @staticmethod
+    def forward(ctx: Any, param: Tensor, main_grad: Tensor) -> Tensor:
+        ctx.main_grad = main_grad
+        return param.view_as(param)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, None]:
+        ctx.main_grad.add_(grad)
+        return None, None
+
+
+def accumulate_into(param: Tensor, main_grad: Tensor | None) -> Tensor:
+    """`param`, whose gradient goes to `main_grad` where one is given, as in a fused backward."""
+    return param if main_grad is None else _AccumulateInto.apply(param, main_grad)
+
+
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def next_power_of_2(n: int) -> int:
+    return 1 << max(n - 1, 0).bit_length()
+
+
+@dataclass(frozen=True, slots=True)
+class TileConfig:
+    """Launch choices of an elementwise kernel over [rows, cols]: the tile of one program, and its warps."""
+
+    block_rows: int
+    block_cols: int
+    num_warps: int
+
+
+@dataclass(frozen=True, slots=True)
+class RowConfig:
+    """Launch choices of a persistent kernel that holds whole rows; block_cols is a power of 2.
+
+    The grid is `programs_per_sm` programs on each multiprocessor; loads run `num_stages` - 1 steps ahead.
+    """
+
+    block_rows: int
+    block_cols: int
+    num_warps: int
+    programs_per_sm: int
+    num_stages: int
+
+
+@functools.cache
+def tile_config(cols: int) -> TileConfig:
+    """2048 elements over 4 warps: two 16-byte loads of bf16 a thread and operand, and many programs an SM."""
+    block_cols = min(next_power_of_2(cols), 1024)
+    return TileConfig(2048 // block_cols, block_cols, 4)
+
+
+@functools.cache
+def num_sms(device_index: int) -> int:
+    """Multiprocessors of a GPU; 3 for the interpreter (index -1), enough to meet every multi-program path."""
+    return torch.cuda.get_device_properties(device_index).multi_processor_count if device_index >= 0 else 3
+
+
+def on_device_of(x: Tensor) -> AbstractContextManager[Any]:
+    """Triton launches on the current device: make it the tensor's, at no cost where it is already."""
+    index = x.get_device()
+    return _HERE if index < 0 or index == torch.cuda.current_device() else torch.cuda.device(index)

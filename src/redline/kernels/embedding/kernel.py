@@ -1,0 +1,113 @@
+"""Embedding in Triton: a gather forward, a sum over sorted runs backward.
+
+Backward: the ids are sorted (stably, so that equal ids keep the order of their tokens). The program at the
+head of a run of equal ids adds the run's gradient rows, 8 at a time, in fp32, and then the sum to the row of
+main_grad; the programs inside a run end at once. One program writes a row: no atomics, one fixed order.
+"""
+
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
+# (a @triton.jit function is not Python: its arguments have Triton's types)
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from redline.kernels.common import ceil_div, next_power_of_2, on_device_of
+
+GATHER_BLOCK = 4096  # columns a program: 64 bytes a thread of bf16
+RUN_ROWS, RUN_BLOCK = 8, 1024
+
+
+@triton.jit
+def _row(ids_ptr, weight_ptr, token, weight_stride, start, num_rows, vocab_size, column, mask):
+    identity = tl.load(ids_ptr + token).to(tl.int64)
+    local = identity - start
+    here = (local >= 0) & (local < num_rows)
+    x = tl.load(weight_ptr + local * weight_stride + column, mask=mask & here, other=0.0).to(tl.float32)
+    return tl.where((identity >= 0) & (identity < vocab_size), x, float("nan"))
+
+
+@triton.jit
+def _gather_kernel(
+    tokens_ptr, weight_ptr, positions_ptr, position_weight_ptr, out_ptr, weight_stride, position_stride,
+    hidden, start, num_rows, vocab_size, num_positions, POSITIONS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = column < hidden
+    x = _row(tokens_ptr, weight_ptr, token, weight_stride, start, num_rows, vocab_size, column, mask)
+    if POSITIONS:
+        x += _row(
+            positions_ptr, position_weight_ptr, token, position_stride, 0, num_positions, num_positions,
+            column, mask,
+        )  # fmt: skip
+    tl.store(out_ptr + token * hidden + column, x.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _run_kernel(
+    sorted_ptr, order_ptr, dout_ptr, main_grad_ptr, num_tokens, hidden, dout_stride, start, num_rows,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    head = tl.program_id(0)
+    identity = tl.load(sorted_ptr + head)
+    previous = tl.load(sorted_ptr + tl.maximum(head - 1, 0))
+    local = identity.to(tl.int64) - start
+    is_head = (head == 0) | (identity != previous)
+    if is_head & (local >= 0) & (local < num_rows):
+        column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+        mask = column < hidden
+        total = tl.zeros([ROWS, BLOCK], tl.float32)
+        first = head
+        found = ROWS
+        while found == ROWS:
+            place = first + tl.arange(0, ROWS)
+            inside = place < num_tokens
+            same = inside & (tl.load(sorted_ptr + place, mask=inside, other=-1) == identity)
+            row = tl.load(order_ptr + place, mask=inside, other=0)
+            dout_ptrs = dout_ptr + row[:, None] * dout_stride + column[None, :]
+            total += tl.load(dout_ptrs, mask=same[:, None] & mask[None, :], other=0.0).to(tl.float32)
+            found = tl.sum(same.to(tl.int32), axis=0)
+            first += ROWS
+        out_ptr = main_grad_ptr + local * hidden + column
+        grad = tl.load(out_ptr, mask=mask, other=0.0).to(tl.float32) + tl.sum(total, axis=0)
+        tl.store(out_ptr, grad.to(main_grad_ptr.dtype.element_ty), mask=mask)
+
+
+def gather(
+    tokens: Tensor, weight_VH: Tensor, positions: Tensor | None, position_weight_PH: Tensor | None,
+    vocab_start: int, vocab_size: int,
+) -> Tensor:  # fmt: skip
+    """[*tokens.shape, H] in the weight's dtype. Ids contiguous, weights with unit column stride."""
+    rows, hidden = weight_VH.shape
+    out = torch.empty((*tokens.shape, hidden), dtype=weight_VH.dtype, device=weight_VH.device)
+    if out.numel():
+        block = min(GATHER_BLOCK, next_power_of_2(hidden))
+        position_stride, num_positions = 0, 0
+        if position_weight_PH is not None:
+            position_stride, num_positions = position_weight_PH.stride(0), len(position_weight_PH)
+        with on_device_of(out):
+            _gather_kernel[(tokens.numel(), ceil_div(hidden, block))](
+                tokens, weight_VH, positions, position_weight_PH, out, weight_VH.stride(0),
+                position_stride, hidden, vocab_start, rows, vocab_size, num_positions,
+                POSITIONS=positions is not None, BLOCK=block, num_warps=max(1, min(4, block // 256)),
+            )  # fmt: skip
+    return out
+
+
+def accumulate(main_grad_VH: Tensor, ids: Tensor, dout_TH: Tensor, vocab_start: int, vocab_size: int) -> None:
+    """main_grad[id - start] += the rows of dout with that id. dout has unit column stride."""
+    tokens, hidden = dout_TH.shape
+    if dout_TH.numel() == 0:
+        return
+    sorted_T, order_T = ids.reshape(-1).to(torch.int32).sort(stable=True)
+    block = min(RUN_BLOCK, next_power_of_2(hidden))
+    with on_device_of(dout_TH):
+        _run_kernel[(tokens, ceil_div(hidden, block))](
+            sorted_T, order_T, dout_TH, main_grad_VH, tokens, hidden, dout_TH.stride(0), vocab_start,
+            min(len(main_grad_VH), vocab_size - vocab_start),
+            ROWS=RUN_ROWS, BLOCK=block, num_warps=max(1, min(8, block // 128)),
+        )  # fmt: skip

@@ -1,0 +1,138 @@
+"""Gated activations in Triton, for SwiGLU and GEGLU: one pass each way, nothing kept but the input.
+
+A program takes a tile of gate and the same tile of up. Backward with a bias lets each program walk down its
+strip of columns, so that the bias gradient is summed in fp32 registers; a second launch adds the programs'
+partial rows in fixed order.
+"""
+
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
+# (a @triton.jit function is not Python: its arguments have Triton's types)
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from redline.kernels.common import as_rows, ceil_div, contiguous_like, num_sms, on_device_of, tile_config
+from redline.kernels.triton_common import activate, activate_and_slope, column_sum
+
+
+@triton.jit
+def _load_gate_up(x_ptr, bias_ptr, row, col, mask, cols, x_stride, HAS_BIAS: tl.constexpr):
+    """[gate | up] + bias in fp32 at rows `row`, columns `col` of F = cols."""
+    offset = (row * x_stride)[:, None] + col[None, :]
+    gate = tl.load(x_ptr + offset, mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(x_ptr + cols + offset, mask=mask, other=0.0).to(tl.float32)
+    if HAS_BIAS:
+        gate += tl.load(bias_ptr + col, mask=col < cols, other=0.0).to(tl.float32)[None, :]
+        up += tl.load(bias_ptr + cols + col, mask=col < cols, other=0.0).to(tl.float32)[None, :]
+    return gate, up
+
+
+@triton.jit
+def _gated_fwd_kernel(
+    x_ptr, bias_ptr, y_ptr, rows, cols, x_stride, limit, shift,
+    KIND: tl.constexpr, HAS_BIAS: tl.constexpr, CLAMP: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
+):  # fmt: skip
+    strips = tl.cdiv(cols, BLOCK_COLS)
+    program = tl.program_id(0)
+    row = (program // strips).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    col = (program % strips) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
+    mask = (row < rows)[:, None] & (col < cols)[None, :]
+    gate, up = _load_gate_up(x_ptr, bias_ptr, row, col, mask, cols, x_stride, HAS_BIAS)
+    if CLAMP:  # comparisons keep a NaN where minimum and maximum would hide it
+        gate = tl.where(gate > limit, limit, gate)
+        up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
+    y = activate(gate, KIND) * (up + shift)
+    tl.store(y_ptr + (row * cols)[:, None] + col[None, :], y.to(y_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _gated_bwd_kernel(
+    dy_ptr, x_ptr, bias_ptr, dx_ptr, partial_ptr, rows, cols, dy_stride, x_stride, limit, shift, splits,
+    KIND: tl.constexpr, HAS_BIAS: tl.constexpr, CLAMP: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr, NUM_STAGES: tl.constexpr,
+):  # fmt: skip
+    strips = tl.cdiv(cols, BLOCK_COLS)
+    split = tl.program_id(0) // strips
+    col = (tl.program_id(0) % strips) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
+    dgate_sum = tl.zeros([BLOCK_ROWS, BLOCK_COLS], tl.float32)
+    dup_sum = tl.zeros([BLOCK_ROWS, BLOCK_COLS], tl.float32)
+    for start in tl.range(split * BLOCK_ROWS, rows, splits * BLOCK_ROWS, num_stages=NUM_STAGES):
+        row = start + tl.arange(0, BLOCK_ROWS).to(tl.int64)
+        mask = (row < rows)[:, None] & (col < cols)[None, :]
+        gate, up = _load_gate_up(x_ptr, bias_ptr, row, col, mask, cols, x_stride, HAS_BIAS)
+        dy = tl.load(dy_ptr + (row * dy_stride)[:, None] + col[None, :], mask=mask, other=0.0).to(tl.float32)
+        gate_grad, up_grad = dy, dy
+        if CLAMP:
+            gate_grad = tl.where(gate > limit, 0.0, dy)
+            up_grad = tl.where((up > limit) | (up < -limit), 0.0, dy)
+            gate = tl.where(gate > limit, limit, gate)
+            up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
+        value, slope = activate_and_slope(gate, KIND)
+        dgate = gate_grad * (up + shift) * slope
+        dup = up_grad * value
+        target = dx_ptr + (row * (2 * cols))[:, None] + col[None, :]
+        tl.store(target, dgate.to(dx_ptr.dtype.element_ty), mask=mask)
+        tl.store(target + cols, dup.to(dx_ptr.dtype.element_ty), mask=mask)
+        if HAS_BIAS:
+            dgate_sum += dgate
+            dup_sum += dup
+    if HAS_BIAS:
+        target = partial_ptr + split.to(tl.int64) * (2 * cols) + col
+        tl.store(target, tl.sum(dgate_sum, axis=0), mask=col < cols)
+        tl.store(target + cols, tl.sum(dup_sum, axis=0), mask=col < cols)
+
+
+def gated_forward(x: Tensor, bias: Tensor | None, kind: str, clamp: float | None, offset: float) -> Tensor:
+    """act(gate) * (up + offset): x [..., 2F], bias [2F] or None -> y [..., F]; `kind` as in `activate`."""
+    cols = x.shape[-1] // 2
+    y = torch.empty((*x.shape[:-1], cols), dtype=x.dtype, device=x.device)
+    if y.numel() == 0:
+        return y
+    x_rows = as_rows(x)
+    rows, config = x_rows.shape[0], tile_config(cols)
+    grid = (ceil_div(cols, config.block_cols) * ceil_div(rows, config.block_rows),)
+    with on_device_of(x):
+        _gated_fwd_kernel[grid](
+            x_rows, bias, y, rows, cols, x_rows.stride(0), clamp or 0.0, offset,
+            kind, bias is not None, clamp is not None, config.block_rows, config.block_cols,
+            num_warps=config.num_warps,
+        )  # fmt: skip
+    return y
+
+
+def gated_backward(
+    dy: Tensor,
+    x: Tensor,
+    bias: Tensor | None,
+    main_grad: Tensor | None,
+    kind: str,
+    clamp: float | None,
+    offset: float,
+) -> tuple[Tensor, Tensor]:
+    """(dx [..., 2F], dbias [2F]); dbias is empty without a bias, and where it was added to main_grad."""
+    dx = contiguous_like(x)
+    wanted = bias is not None and main_grad is None
+    dbias = (x if bias is None else bias).new_empty(x.shape[-1] if wanted else 0)
+    if x.numel() == 0:
+        return dx, dbias.zero_()
+    x_rows, dy_rows = as_rows(x), as_rows(dy)
+    rows, cols, config = x_rows.shape[0], dy_rows.shape[1], tile_config(dy_rows.shape[1])
+    strips, splits = ceil_div(cols, config.block_cols), ceil_div(rows, config.block_rows)
+    if bias is not None:  # no more programs than are resident at once, each a long strip
+        splits = min(splits, max(1, 4 * num_sms(x.get_device()) // strips))
+    partial = None if bias is None else x.new_empty((splits, 2 * cols), dtype=torch.float32)
+    with on_device_of(x):
+        _gated_bwd_kernel[(strips * splits,)](
+            dy_rows, x_rows, bias, dx, partial, rows, cols, dy_rows.stride(0), x_rows.stride(0),
+            clamp or 0.0, offset, splits, kind, bias is not None, clamp is not None,
+            config.block_rows, config.block_cols, 3 if partial is not None else 1,  # a strip prefetches
+            num_warps=config.num_warps,
+        )  # fmt: skip
+        if partial is not None:
+            column_sum(partial, dbias if main_grad is None else main_grad, main_grad is not None)
+    return dx, dbias

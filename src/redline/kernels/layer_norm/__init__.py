@@ -1,0 +1,5 @@
+"""LayerNorm, alone and with the residual addition before it."""
+
+from redline.kernels.layer_norm.op import add_layer_norm, layer_norm, supports
+
+__all__ = ["add_layer_norm", "layer_norm", "supports"]

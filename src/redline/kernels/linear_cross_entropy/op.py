@@ -1,0 +1,240 @@
+"""Projection to the vocabulary and cross-entropy, without the whole logits.
+
+The tokens are walked in chunks. Of each chunk: logits by a GEMM into one buffer that all chunks share; one
+kernel that reads them, gives the loss and overwrites them by their gradient; two GEMMs that turn it into the
+gradient of the hidden states and add it to that of the weight. So every gradient is made in forward, at
+6 x T x H x V FLOPs together, and backward only hands it out.
+
+Because the weight's gradient goes into `main_grad` before backward, what backward will bring must be known
+in forward: it is 1, or `grad_scale` where one is given (the loss scale over the global token count, say),
+and backward verifies that on the device. Without `main_grad` any upstream gradient is right.
+
+Chunk size: as few chunks as 1 GiB of logits allows (4,096 tokens of 128,256 bf16 logits), since each chunk
+reads and writes the whole main_grad; equal chunks, in multiples of the GEMMs' tile of 128 rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from redline.errors import RedlineError
+from redline.kernels.common import (
+    Impl,
+    accumulate_into,
+    as_rows,
+    ceil_div,
+    operator,
+    require,
+    use_triton,
+    why_not,
+)
+from redline.kernels.linear_cross_entropy.reference import linear_cross_entropy_reference
+from redline.kernels.loss_spec import LossSpec, loss_spec
+from redline.units import GIB
+
+LOGITS_BYTES = GIB
+GEMM_TILE = 128
+ROW_ALIGNMENT = 64  # elements: rows of logits that begin on 128 bytes keep GEMMs and kernel at full width
+
+
+def supports(hidden_TH: Tensor, weight_VH: Tensor) -> str | None:
+    """Why the chunked operator cannot take these tensors, or None."""
+    if hidden_TH.dtype != weight_VH.dtype:
+        return f"hidden states are {hidden_TH.dtype} and the weight is {weight_VH.dtype}"
+    return why_not(hidden_TH, weight_VH)
+
+
+def default_chunk_tokens(tokens: int, vocab_size: int, itemsize: int) -> int:
+    """Tokens a chunk: the fewest equal chunks whose logits fit in LOGITS_BYTES."""
+    row_bytes = ceil_div(vocab_size, ROW_ALIGNMENT) * ROW_ALIGNMENT * itemsize
+    most = max(LOGITS_BYTES // row_bytes // GEMM_TILE, 1) * GEMM_TILE
+    even = ceil_div(tokens, ceil_div(tokens, most)) if tokens else 1
+    return min(ceil_div(even, GEMM_TILE) * GEMM_TILE, most)
+
+
+def linear_cross_entropy(
+    hidden_TH: Tensor,
+    weight_VH: Tensor,
+    labels_T: Tensor,
+    spec: LossSpec,
+    weights_T: Tensor | None = None,
+    *,
+    main_grad: Tensor | None = None,
+    grad_scale: Tensor | None = None,
+    chunk_tokens: int | None = None,
+    impl: Impl = "auto",
+) -> Tensor:
+    """Weighted sum of the tokens' losses.
+
+    Args:
+        hidden_TH: [T, H], bf16, fp16 or fp32 (fp64 by the reference).
+        weight_VH: [>= vocab_size, H], the same dtype; rows from vocab_size on are padding.
+        labels_T: [T] integers; a negative one marks a token that takes no part.
+        spec: vocabulary, label smoothing, z-loss (loss_spec.py has the formula).
+        weights_T: [T], or None for 1; not differentiated. Weight 0: the token takes no part.
+        main_grad: [as weight], fp32 or any float: receives the weight's gradient by addition, IN FORWARD when
+            gradients are recorded; backward then returns none for the weight.
+        grad_scale: 0-d, the upstream gradient that backward will bring; None for 1. The result is not scaled.
+        chunk_tokens: tokens a chunk; None for the size argued above.
+
+    Returns: 0-d, fp32 (fp64 for fp64 input). Workspace: chunk_tokens x V logits.
+    Raises: ShapeError on shapes that do not fit; ConfigError when impl="triton" cannot run; RuntimeError in
+        backward (on a GPU: a device assertion) when main_grad was given and another gradient arrives.
+    """
+    _check(hidden_TH, weight_VH, labels_T, weights_T, spec, main_grad)
+    if not use_triton("linear_cross_entropy", impl, supports(hidden_TH, weight_VH)):
+        weight_VH = accumulate_into(weight_VH, main_grad)
+        return linear_cross_entropy_reference(hidden_TH, weight_VH, labels_T, spec, weights_T)
+    record = torch.is_grad_enabled()
+    needs = record and hidden_TH.requires_grad, record and weight_VH.requires_grad
+    if chunk_tokens is None:
+        chunk_tokens = default_chunk_tokens(len(hidden_TH), spec.vocab_size, hidden_TH.itemsize)
+    loss: Tensor = LinearCrossEntropyFn.apply(
+        hidden_TH, weight_VH, labels_T, weights_T, main_grad if needs[1] else None, grad_scale,
+        spec.as_args, chunk_tokens, needs,
+    )  # fmt: skip
+    return loss
+
+
+def _check(
+    hidden_TH: Tensor, weight_VH: Tensor, labels_T: Tensor, weights_T: Tensor | None,
+    spec: LossSpec, main_grad: Tensor | None,
+) -> None:  # fmt: skip
+    require(
+        hidden_TH.dim() == 2 and weight_VH.dim() == 2 and hidden_TH.shape[1] == weight_VH.shape[1],
+        "linear_cross_entropy takes hidden states [T, H] and a weight [V, H] of the same H.",
+        mend="flatten the hidden states over the tokens.",
+    )
+    require(
+        labels_T.shape == hidden_TH.shape[:1] and (weights_T is None or weights_T.shape == labels_T.shape),
+        "linear_cross_entropy takes one label and one weight a token.",
+    )
+    require(
+        weight_VH.shape[0] >= spec.vocab_size,
+        "linear_cross_entropy: the weight has fewer rows than the vocabulary has entries.",
+    )
+    require(
+        main_grad is None or main_grad.shape == weight_VH.shape,
+        "linear_cross_entropy: main_grad and the weight differ in shape.",
+    )
+
+
+def _accumulate(main_grad_VH: Tensor, dlogits_CV: Tensor, hidden_CH: Tensor) -> None:
+    """main_grad += dlogits^T @ hidden, accumulated in main_grad's dtype inside the GEMM where one exists."""
+    dtype = main_grad_VH.dtype
+    if dlogits_CV.dtype == dtype:
+        main_grad_VH.addmm_(dlogits_CV.t(), hidden_CH)
+    elif dlogits_CV.is_cuda and dtype == torch.float32:
+        torch.addmm(main_grad_VH, dlogits_CV.t(), hidden_CH, out_dtype=dtype, out=main_grad_VH)
+    else:
+        main_grad_VH.addmm_(dlogits_CV.t().to(dtype), hidden_CH.to(dtype))
+
+
+def _launch(
+    hidden: Tensor, weight: Tensor, labels: Tensor, weights: Tensor | None, main_grad: Tensor | None,
+    grad_scale: Tensor | None, vocab_size: int, smoothing: float, z_loss: float,
+    chunk_tokens: int, needs_hidden: bool, needs_weight: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """(loss_T fp32, gradient of hidden, gradient of weight); empty where not needed or in main_grad."""
+    from redline.kernels.linear_cross_entropy.kernel import loss_and_gradient
+
+    spec = loss_spec(vocab_size, smoothing, z_loss)
+    hidden, labels = as_rows(hidden), labels.contiguous()
+    weights = None if weights is None else weights.contiguous()
+    tokens = len(hidden)
+    loss_T = torch.empty(tokens, dtype=torch.float32, device=hidden.device)
+    dhidden_TH = torch.empty_like(hidden) if needs_hidden else hidden.new_empty(0)
+    dweight_VH = main_grad
+    if dweight_VH is None and needs_weight:
+        one_chunk = tokens <= chunk_tokens
+        dweight_VH = torch.zeros_like(weight, dtype=weight.dtype if one_chunk else torch.float32)
+    width = ceil_div(vocab_size, ROW_ALIGNMENT) * ROW_ALIGNMENT  # of a row of the buffer
+    used_VH = weight[:width]
+    buffer_CV = hidden.new_empty(min(chunk_tokens, tokens), width)
+    for start in range(0, tokens, chunk_tokens):
+        chunk = slice(start, min(start + chunk_tokens, tokens))
+        hidden_CH, rows_CV = hidden[chunk], buffer_CV[: chunk.stop - start]
+        logits_CV = rows_CV[:, : len(used_VH)]
+        torch.mm(hidden_CH, used_VH.t(), out=logits_CV)
+        loss_and_gradient(
+            rows_CV, labels[chunk], None if weights is None else weights[chunk], grad_scale,
+            loss_T[chunk], spec, needs_hidden or needs_weight,
+        )  # fmt: skip
+        if needs_hidden:
+            torch.mm(logits_CV, used_VH, out=dhidden_TH[chunk])
+        if dweight_VH is not None:
+            _accumulate(dweight_VH[:width], logits_CV, hidden_CH)
+    returned = None if main_grad is not None else dweight_VH
+    return loss_T, dhidden_TH, weight.new_empty(0) if returned is None else returned.to(weight.dtype)
+
+
+def _fake(
+    hidden: Tensor, weight: Tensor, labels: Tensor, weights: Any, main_grad: Any, grad_scale: Any,
+    vocab_size: int, smoothing: float, z_loss: float,
+    chunk_tokens: int, needs_hidden: bool, needs_weight: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    returns_weight = needs_weight and main_grad is None
+    return (
+        hidden.new_empty(len(hidden), dtype=torch.float32),
+        hidden.new_empty(hidden.shape if needs_hidden else 0),
+        weight.new_empty(weight.shape if returns_weight else 0),
+    )
+
+
+_forward = operator(
+    "linear_cross_entropy(Tensor hidden, Tensor weight, Tensor labels, Tensor? weights,"
+    " Tensor(a!)? main_grad, Tensor? grad_scale, int vocab_size, float smoothing, float z_loss,"
+    " int chunk_tokens, bool needs_hidden, bool needs_weight) -> (Tensor, Tensor, Tensor)",
+    _launch,
+    _fake,
+)
+
+
+class LinearCrossEntropyFn(torch.autograd.Function):
+    """Gradients are made in forward and saved; backward hands them out, once."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, weights: Tensor | None,
+        main_grad: Tensor | None, grad_scale: Tensor | None,
+        spec: tuple[int, float, float], chunk_tokens: int, needs: tuple[bool, bool],
+    ) -> Tensor:  # fmt: skip
+        loss_T, dhidden, dweight = _forward(
+            hidden, weight, labels, weights, main_grad, grad_scale, *spec, chunk_tokens, *needs
+        )
+        ctx.save_for_backward(dhidden, dweight, grad_scale)
+        ctx.needs, ctx.in_main_grad, ctx.spent = needs, main_grad is not None, False
+        total: Tensor = loss_T.sum()
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.spent:
+            raise RedlineError(
+                "linear_cross_entropy: a second backward.",
+                why="its gradients were made once, in forward, and have been handed out.",
+                mend="run forward again.",
+            )
+        ctx.spent = True
+        dhidden, dweight, grad_scale = ctx.saved_tensors
+        if ctx.in_main_grad:
+            expected = torch.ones_like(upstream) if grad_scale is None else grad_scale.to(upstream.dtype)
+            torch._assert_async(
+                (upstream == expected).all(),
+                "linear_cross_entropy: backward brought another gradient than the one that main_grad was made"
+                " with; hand the factor of the loss to the operator as grad_scale.",
+            )
+        else:
+            factor = upstream if grad_scale is None else upstream / grad_scale
+            dhidden, dweight = dhidden.mul_(factor), dweight.mul_(factor)
+        returns_weight = ctx.needs[1] and not ctx.in_main_grad
+        return (
+            dhidden if ctx.needs[0] else None,
+            dweight if returns_weight else None,
+            None, None, None, None, None, None, None,
+        )  # fmt: skip

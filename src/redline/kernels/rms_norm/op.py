@@ -1,0 +1,168 @@
+"""RMSNorm as an operator: what it supports, its autograd, and the choice between kernel and reference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from redline.errors import ShapeError
+from redline.kernels.common import Impl, accumulate_into, lazily, operator, use_triton, why_not
+from redline.kernels.rms_norm.reference import add_rms_norm_reference, rms_norm_reference
+
+MAX_COLS = 32768  # one row is held by one program
+
+
+def supports(x: Tensor, weight: Tensor, residual: Tensor | None = None) -> str | None:
+    """Why the kernel cannot take these tensors, or None."""
+    if x.shape[-1] > MAX_COLS:
+        return f"a row of {x.shape[-1]} elements is longer than the kernel's {MAX_COLS}"
+    return why_not(x, weight, residual)
+
+
+def _forward_fake(
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    eps: float,
+    zero_centered: bool,
+    out_dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:
+    total = x.new_empty(0) if residual is None else residual.new_empty(residual.shape)
+    rstd = x.new_empty(x.numel() // x.shape[-1], dtype=torch.float32)
+    return x.new_empty(x.shape, dtype=out_dtype), total, rstd
+
+
+def _backward_fake(
+    dy: Tensor,
+    dsum: Tensor | None,
+    x: Tensor,
+    weight: Tensor,
+    rstd: Tensor,
+    main_grad: Tensor | None,
+    _: bool,
+) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape), weight.new_empty(0 if main_grad is not None else x.shape[-1])
+
+
+_KERNEL = "redline.kernels.rms_norm.kernel"
+_forward = operator(
+    "rms_norm_fwd(Tensor x, Tensor? residual, Tensor weight, float eps, bool zero_centered,"
+    " ScalarType out_dtype) -> (Tensor, Tensor, Tensor)",
+    lazily(_KERNEL, "forward"),
+    _forward_fake,
+)
+_backward = operator(
+    "rms_norm_bwd(Tensor dy, Tensor? dsum, Tensor x, Tensor weight, Tensor rstd, Tensor(a!)? main_grad,"
+    " bool zero_centered) -> (Tensor, Tensor)",
+    lazily(_KERNEL, "backward"),
+    _backward_fake,
+)
+
+
+class RMSNormFn(torch.autograd.Function):
+    """Saves x (or the sum), the weight and one fp32 number a row; main_grad rides on ctx as an attribute."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, main_grad: Tensor | None, eps: float, zero_centered: bool,
+        out_dtype: torch.dtype,
+    ) -> Tensor:  # fmt: skip
+        outputs: tuple[Tensor, Tensor, Tensor] = _forward(x, None, weight, eps, zero_centered, out_dtype)
+        y, _, rstd = outputs
+        ctx.save_for_backward(x, weight, rstd)
+        ctx.main_grad, ctx.zero_centered = main_grad, zero_centered
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, rstd = ctx.saved_tensors
+        dx, dweight = _backward(dy, None, x, weight, rstd, ctx.main_grad, ctx.zero_centered)
+        return dx, None if ctx.main_grad is not None else dweight, None, None, None, None
+
+
+class AddRMSNormFn(torch.autograd.Function):
+    """As RMSNormFn, with h = x + residual formed on the way; backward adds h's other gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, residual: Tensor, weight: Tensor, main_grad: Tensor | None, eps: float,
+        zero_centered: bool, out_dtype: torch.dtype,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        y, total, rstd = _forward(x, residual, weight, eps, zero_centered, out_dtype)
+        ctx.save_for_backward(total, weight, rstd)
+        ctx.main_grad, ctx.zero_centered, ctx.x_dtype = main_grad, zero_centered, x.dtype
+        return y, total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor, dsum: Tensor) -> tuple[Tensor | None, ...]:
+        total, weight, rstd = ctx.saved_tensors
+        dx, dweight = _backward(dy, dsum, total, weight, rstd, ctx.main_grad, ctx.zero_centered)
+        return dx.to(ctx.x_dtype), dx, None if ctx.main_grad is not None else dweight, None, None, None, None
+
+
+def _check(x: Tensor, weight: Tensor) -> None:
+    if not (x.dim() > 0 and x.shape[-1] > 0 and weight.shape == x.shape[-1:] and weight.is_contiguous()):
+        raise ShapeError(
+            f"rms_norm: weight {tuple(weight.shape)} does not fit x {tuple(x.shape)}.",
+            "the weight is one contiguous vector as long as x's last dim.",
+        )
+
+
+def rms_norm(
+    x: Tensor,
+    weight: Tensor,
+    eps: float = 1e-5,
+    *,
+    zero_centered: bool = False,
+    main_grad: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    impl: Impl = "auto",
+) -> Tensor:
+    """y = x * rsqrt(mean(x^2) + eps) * weight (1 + weight when zero-centred); fp32 inside, rounded once.
+
+    Shapes: x [..., H] of any strides (copied where rows have none in common), weight [H] -> [..., H].
+    Args:
+        main_grad: [H] buffer to which the weight's gradient is added; the weight then gets none of its own.
+        out_dtype: dtype of y, x's unless given (a residual stream in fp32 feeding bf16 GEMMs).
+        impl: "triton", "reference", or "auto" (the kernel where `supports` has no objection).
+    Raises: ShapeError when the shapes do not fit, ConfigError when impl="triton" cannot run.
+    """
+    _check(x, weight)
+    if use_triton("rms_norm", impl, supports(x, weight)):
+        y: Tensor = RMSNormFn.apply(x, weight, main_grad, eps, zero_centered, out_dtype or x.dtype)
+        return y
+    return rms_norm_reference(x, accumulate_into(weight, main_grad), eps, zero_centered, out_dtype)
+
+
+def add_rms_norm(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float = 1e-5,
+    *,
+    zero_centered: bool = False,
+    main_grad: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    impl: Impl = "auto",
+) -> tuple[Tensor, Tensor]:
+    """(rms_norm(h), h) with h = x + residual, in one pass; h has the residual's dtype, y has x's.
+
+    Shapes: x, residual [..., H], weight [H] -> two of [..., H]. Otherwise as `rms_norm`.
+    """
+    _check(x, weight)
+    if x.shape != residual.shape:
+        raise ShapeError(
+            f"add_rms_norm: x {tuple(x.shape)} and residual {tuple(residual.shape)} differ in shape."
+        )
+    if use_triton("add_rms_norm", impl, supports(x, weight, residual)):
+        y, total = AddRMSNormFn.apply(
+            x, residual, weight, main_grad, eps, zero_centered, out_dtype or x.dtype
+        )
+        return y, total
+    weight = accumulate_into(weight, main_grad)
+    return add_rms_norm_reference(x, residual, weight, eps, zero_centered, out_dtype)

@@ -1,0 +1,219 @@
+"""Rotary position embedding in Triton: a program turns a block of heads of one token.
+
+Forward on a merged projection works in place on its q and k heads. Backward reads the gradients of q, k and v
+where attention left them and writes the gradient of the merged projection once: no concatenation runs.
+"""
+
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
+# (a @triton.jit function is not Python: its arguments have Triton's types)
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from redline.kernels.common import ceil_div, contiguous_like, next_power_of_2, on_device_of
+
+
+@dataclass(frozen=True, slots=True)
+class HeadConfig:
+    """Launch choices: heads a program, padded sizes of half the turned and of the other channels, warps."""
+
+    block_heads: int
+    block_half: int
+    block_rest: int
+    num_warps: int
+
+
+@functools.cache
+def head_config(num_heads: int, half: int, rest: int) -> HeadConfig:
+    """A block of heads that divides their number where it can; 16 turned elements a thread, up to 8 warps."""
+    block_heads = min(32, max(4, num_heads & -num_heads))
+    block_half = next_power_of_2(half)
+    warps = min(8, max(1, block_heads * block_half * 2 // 512))
+    return HeadConfig(block_heads, block_half, next_power_of_2(rest) if rest else 0, warps)
+
+
+@triton.jit
+def _angles(
+    cos_ptr, sin_ptr, positions_ptr, s, b, table_rows, position_s, position_b,
+    HALF: tl.constexpr, BLOCK_HALF: tl.constexpr,
+):  # fmt: skip
+    """cos and sin [BLOCK_HALF] of token (s, b). A position outside the table gives NaN."""
+    position = s.to(tl.int64)
+    if positions_ptr is not None:
+        position = tl.load(positions_ptr + s.to(tl.int64) * position_s + b * position_b).to(tl.int64)
+    pair = tl.arange(0, BLOCK_HALF)
+    inside = (pair < HALF) & (position >= 0) & (position < table_rows)
+    cos = tl.load(cos_ptr + position * HALF + pair, mask=inside, other=float("nan"))
+    sin = tl.load(sin_ptr + position * HALF + pair, mask=inside, other=float("nan"))
+    return cos, sin
+
+
+@triton.jit
+def _turn(
+    src_ptr, dst_ptr, src_head, dst_head, head, mask, cos, sin,
+    HALF: tl.constexpr, REST: tl.constexpr, INTERLEAVED: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr,
+):  # fmt: skip
+    """Turn heads `head` (int64, valid where `mask`) of one token; src and dst may be the same memory."""
+    src = src_ptr + (head * src_head)[:, None]
+    dst = dst_ptr + (head * dst_head)[:, None]
+    dtype = dst_ptr.dtype.element_ty
+    if INTERLEAVED:
+        channel = tl.arange(0, 2 * BLOCK_HALF)[None, :]
+        valid = mask[:, None] & (channel < 2 * HALF)
+        x = tl.load(src + channel, mask=valid, other=0.0).to(tl.float32)
+        a, b = tl.split(tl.reshape(x, [BLOCK_HEADS, BLOCK_HALF, 2]))
+        turned = tl.interleave(a * cos[None, :] - b * sin[None, :], b * cos[None, :] + a * sin[None, :])
+        tl.store(dst + channel, turned.to(dtype), mask=valid)
+    else:
+        pair = tl.arange(0, BLOCK_HALF)[None, :]
+        valid = mask[:, None] & (pair < HALF)
+        a = tl.load(src + pair, mask=valid, other=0.0).to(tl.float32)
+        b = tl.load(src + HALF + pair, mask=valid, other=0.0).to(tl.float32)
+        tl.store(dst + pair, (a * cos[None, :] - b * sin[None, :]).to(dtype), mask=valid)
+        tl.store(dst + HALF + pair, (b * cos[None, :] + a * sin[None, :]).to(dtype), mask=valid)
+    if REST > 0:
+        rest = 2 * HALF + tl.arange(0, BLOCK_REST)[None, :]
+        valid = mask[:, None] & (rest < 2 * HALF + REST)
+        tl.store(dst + rest, tl.load(src + rest, mask=valid), mask=valid)
+
+
+@triton.jit
+def _rotary_kernel(
+    src_ptr, dst_ptr, cos_ptr, sin_ptr, positions_ptr, batch, heads, table_rows, position_s, position_b,
+    src_s, src_b, src_head, dst_s, dst_b, dst_head,
+    INVERSE: tl.constexpr, INTERLEAVED: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr,
+):  # fmt: skip
+    s, b = tl.program_id(0) // batch, tl.program_id(0) % batch
+    head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS).to(tl.int64)
+    cos, sin = _angles(
+        cos_ptr, sin_ptr, positions_ptr, s, b, table_rows, position_s, position_b, HALF, BLOCK_HALF
+    )
+    if INVERSE:
+        sin = -sin
+    src_ptr += s.to(tl.int64) * src_s + b.to(tl.int64) * src_b
+    dst_ptr += s.to(tl.int64) * dst_s + b.to(tl.int64) * dst_b
+    _turn(
+        src_ptr, dst_ptr, src_head, dst_head, head, head < heads, cos, sin,
+        HALF, REST, INTERLEAVED, BLOCK_HEADS, BLOCK_HALF, BLOCK_REST,
+    )  # fmt: skip
+
+
+@triton.jit
+def _merge_grad_kernel(
+    dq_ptr, dk_ptr, dv_ptr, dst_ptr, cos_ptr, sin_ptr, positions_ptr, batch, heads, groups,
+    table_rows, position_s, position_b, q_s, q_b, q_head, k_s, k_b, k_head, v_s, v_b, v_head,
+    INTERLEAVED: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr, BLOCK_DIM: tl.constexpr,
+):  # fmt: skip
+    """dst [S, B, N + 2G, D] = [dq turned back | dk turned back | dv]; program (token, block of heads)."""
+    DIM: tl.constexpr = 2 * HALF + REST
+    s, b = tl.program_id(0) // batch, tl.program_id(0) % batch
+    cos, sin = _angles(
+        cos_ptr, sin_ptr, positions_ptr, s, b, table_rows, position_s, position_b, HALF, BLOCK_HALF
+    )
+    dst_ptr += tl.program_id(0).to(tl.int64) * ((heads + 2 * groups) * DIM)
+    wide_s, wide_b = s.to(tl.int64), b.to(tl.int64)
+    q_blocks, k_blocks = tl.cdiv(heads, BLOCK_HEADS), tl.cdiv(groups, BLOCK_HEADS)
+    block = tl.program_id(1)
+    lane = tl.arange(0, BLOCK_HEADS).to(tl.int64)
+    if block < q_blocks:
+        head = block * BLOCK_HEADS + lane
+        _turn(
+            dq_ptr + wide_s * q_s + wide_b * q_b, dst_ptr, q_head, DIM, head, head < heads, cos, -sin,
+            HALF, REST, INTERLEAVED, BLOCK_HEADS, BLOCK_HALF, BLOCK_REST,
+        )  # fmt: skip
+    elif block < q_blocks + k_blocks:
+        head = (block - q_blocks) * BLOCK_HEADS + lane
+        _turn(
+            dk_ptr + wide_s * k_s + wide_b * k_b, dst_ptr + heads * DIM, k_head, DIM, head, head < groups,
+            cos, -sin, HALF, REST, INTERLEAVED, BLOCK_HEADS, BLOCK_HALF, BLOCK_REST,
+        )  # fmt: skip
+    else:
+        head = (block - q_blocks - k_blocks) * BLOCK_HEADS + lane
+        channel = tl.arange(0, BLOCK_DIM)[None, :]
+        valid = (head < groups)[:, None] & (channel < DIM)
+        dv = tl.load(dv_ptr + wide_s * v_s + wide_b * v_b + (head * v_head)[:, None] + channel, mask=valid)
+        tl.store(dst_ptr + (heads + groups) * DIM + (head * DIM)[:, None] + channel, dv, mask=valid)
+
+
+def _strides(positions: Tensor | None) -> tuple[int, int]:
+    return (0, 0) if positions is None else (positions.stride(0), positions.stride(1))
+
+
+def _rotate(
+    src: Tensor,
+    dst: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    positions: Tensor | None,
+    interleaved: bool,
+    inverse: bool,
+) -> None:
+    """dst = src turned; both [S, B, heads, D] with unit stride in D. The same tensor turns in place."""
+    S, B, heads, dim = src.shape
+    if src.numel() == 0:
+        return
+    half = cos.shape[1]
+    rest = 0 if src is dst else dim - 2 * half  # in place the other channels are there already
+    config = head_config(heads, half, rest)
+    _rotary_kernel[(S * B, ceil_div(heads, config.block_heads))](
+        src, dst, cos, sin, positions, B, heads, cos.shape[0], *_strides(positions),
+        *src.stride()[:3], *dst.stride()[:3], inverse, interleaved, half, rest,
+        config.block_heads, config.block_half, config.block_rest, num_warps=config.num_warps,
+    )  # fmt: skip
+
+
+def _unit_stride(x: Tensor) -> Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def rotate(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None, interleaved: bool, inverse: bool
+) -> tuple[Tensor, Tensor]:
+    """q [S, B, N, D] and k [S, B, G, D] turned, into new contiguous tensors."""
+    outputs = (contiguous_like(q), contiguous_like(k))
+    with on_device_of(q):
+        for src, dst in zip((q, k), outputs, strict=True):
+            _rotate(_unit_stride(src), dst, cos, sin, positions, interleaved, inverse)
+    return outputs
+
+
+def rotate_qkv(
+    qkv: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None, interleaved: bool, rotated: int, dim: int
+) -> None:
+    """Turn the first `rotated` heads of qkv [S, B, heads * D] (contiguous) in place."""
+    S, B, _ = qkv.shape
+    heads = qkv.view(S, B, qkv.shape[2] // dim, dim)[:, :, :rotated]
+    with on_device_of(qkv):
+        _rotate(heads, heads, cos, sin, positions, interleaved, False)
+
+
+def merge_grad(
+    dq: Tensor, dk: Tensor, dv: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None, interleaved: bool
+) -> Tensor:
+    """Gradient of the merged projection [S, B, (N + 2G) D] from those of its turned q and k, and of v."""
+    S, B, heads, dim = dq.shape
+    groups, half = dk.shape[2], cos.shape[1]
+    dqkv = dq.new_empty((S, B, (heads + 2 * groups) * dim))
+    if dqkv.numel() == 0:
+        return dqkv
+    dq, dk, dv = _unit_stride(dq), _unit_stride(dk), _unit_stride(dv)
+    rest = dim - 2 * half
+    config = head_config(groups, half, rest)
+    blocks = ceil_div(heads, config.block_heads) + 2 * ceil_div(groups, config.block_heads)
+    with on_device_of(dq):
+        _merge_grad_kernel[(S * B, blocks)](
+            dq, dk, dv, dqkv, cos, sin, positions, B, heads, groups, cos.shape[0], *_strides(positions),
+            *dq.stride()[:3], *dk.stride()[:3], *dv.stride()[:3], interleaved, half, rest,
+            config.block_heads, config.block_half, config.block_rest, next_power_of_2(dim),
+            num_warps=config.num_warps,
+        )  # fmt: skip
+    return dqkv

@@ -1,0 +1,191 @@
+"""Compiles kernels for Hopper without a GPU and reads the machine code. Run as a script, not interpreted."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One compilation.
+
+    Attributes:
+        place: "module:kernel" under redline.kernels.
+        pointers: name (without _ptr) -> element type; left out pointers are None.
+        constants: the constexpr arguments. Others are i32, divisible by 16 but for ODD, or fp32 in FLOATS.
+        wide: whether every access of the activations must be 16 bytes wide.
+    """
+
+    place: str
+    pointers: dict[str, str]
+    constants: dict[str, Any]
+    num_warps: int = 4
+    wide: bool = True
+
+
+FLOATS = {"eps", "scale", "limit", "shift"}
+ODD = {"splits", "batch", "threshold", "heads", "groups", "q_programs", "k_programs"}  # not divisible by 16
+NORM_F = {"x": "bf16", "residual": "bf16", "weight": "bf16", "y": "bf16", "sum": "bf16", "rstd": "fp32"}
+NORM_B = {"dy": "bf16", "dsum": "bf16", "x": "bf16", "weight": "bf16", "rstd": "fp32", "dx": "bf16"}
+STRIP = {"dy": "bf16", "x": "bf16", "bias": "bf16", "dx": "bf16", "partial": "fp32"}
+DRAW = {"key": "i64", "iteration": "i64", "sample": "i64"}
+TABLE = {"cos": "fp32", "sin": "fp32"}
+TILE = {"BLOCK_ROWS": 2, "BLOCK_COLS": 1024}
+ROW = {"ZERO_CENTERED": True, "BLOCK_ROWS": 1, "BLOCK_COLS": 4096}
+HEADS = {"INTERLEAVED": False, "HALF": 64, "REST": 0, "BLOCK_HEADS": 8, "BLOCK_HALF": 64, "BLOCK_REST": 0}
+QK = {"LAYER": True, "ZERO_CENTERED": False, "BLOCK_ROWS": 16, "BLOCK_DIM": 128}
+QK_B = dict.fromkeys(("dq", "dk", "dv", "qkv", "dqkv", "q_weight", "k_weight"), "bf16") | {"partial": "fp32"}
+
+KERNELS = (
+    Kernel("rms_norm.kernel:_rms_norm_fwd_kernel", NORM_F, ROW | {"HAS_RESIDUAL": True, "BLOCK_ROWS": 2}, 8),
+    Kernel(
+        "rms_norm.kernel:_rms_norm_bwd_kernel",
+        NORM_B | {"partial": "fp32"},
+        ROW | {"HAS_DSUM": True, "KEEP_WEIGHT": True, "NUM_STAGES": 3},
+        8,
+    ),
+    Kernel(
+        "layer_norm.kernel:_layer_norm_fwd_kernel",
+        NORM_F | {"bias": "bf16", "mean": "fp32"},
+        ROW | {"BLOCK_ROWS": 2},
+        8,
+    ),
+    Kernel(
+        "layer_norm.kernel:_layer_norm_bwd_kernel",
+        NORM_B | {"mean": "fp32", "dweight": "fp32", "dbias": "fp32"},
+        ROW | {"NUM_STAGES": 3},
+        8,
+    ),
+    Kernel(
+        "gated_triton:_gated_fwd_kernel",
+        {"x": "bf16", "y": "bf16"},
+        TILE | {"KIND": "silu", "HAS_BIAS": False, "CLAMP": True},
+    ),
+    Kernel(
+        "gated_triton:_gated_bwd_kernel",
+        STRIP,
+        TILE | {"KIND": "tanh", "HAS_BIAS": True, "CLAMP": False, "NUM_STAGES": 3},
+    ),
+    Kernel(
+        "bias_gelu.kernel:_bias_gelu_fwd_kernel",
+        {"x": "bf16", "bias": "bf16", "y": "bf16"},
+        TILE | {"KIND": "exact"},
+    ),
+    Kernel("bias_gelu.kernel:_bias_gelu_bwd_kernel", STRIP, TILE | {"KIND": "tanh", "NUM_STAGES": 3}),
+    Kernel(
+        "bias_dropout_add.kernel:_bias_dropout_add_fwd_kernel",
+        {"x": "bf16", "bias": "bf16", "residual": "bf16", "y": "bf16"} | DRAW,
+        TILE | {"DROP": True, "QUADS": True},
+    ),
+    Kernel(
+        "bias_dropout_add.kernel:_bias_dropout_add_bwd_kernel",
+        {"dy": "bf16", "dx": "bf16", "partial": "fp32", "positions": "i64"} | DRAW,
+        TILE | {"DROP": True, "QUADS": True, "NUM_STAGES": 3},
+    ),
+    Kernel(
+        "bias_dropout_add.kernel:_bias_dropout_add_fwd_kernel",
+        {"x": "bf16", "residual": "bf16", "y": "bf16"} | DRAW,
+        TILE | {"DROP": True, "QUADS": False},
+        wide=False,
+    ),
+    Kernel(
+        "masked_softmax.kernel:_masked_softmax_fwd_kernel",
+        {"x": "bf16", "y": "bf16", "lengths": "i64"},
+        {"CAUSAL": True, "BLOCK_ROWS": 1, "BLOCK_COLS": 2048},
+    ),
+    Kernel(
+        "masked_softmax.kernel:_masked_softmax_bwd_kernel",
+        {"dy": "bf16", "y": "bf16", "dx": "bf16"},
+        {"CAUSAL": True, "BLOCK_ROWS": 1, "BLOCK_COLS": 2048},
+    ),
+    Kernel(
+        "rotary.kernel:_rotary_kernel",
+        {"src": "bf16", "dst": "bf16", "positions": "i64"} | TABLE,
+        HEADS | {"INVERSE": False},
+        2,
+    ),
+    Kernel(
+        "rotary.kernel:_merge_grad_kernel",
+        {"dq": "bf16", "dk": "bf16", "dv": "bf16", "dst": "bf16"} | TABLE,
+        HEADS | {"INTERLEAVED": True, "BLOCK_DIM": 128},
+        2,
+    ),
+    Kernel(
+        "qk_norm.kernel:_qk_norm_fwd_kernel",
+        dict.fromkeys(("qkv", "y", "q_weight", "k_weight", "q_bias", "k_bias"), "bf16"),
+        QK,
+        wide=False,
+    ),
+    Kernel("qk_norm.kernel:_qk_norm_bwd_kernel", QK_B, QK, wide=False),
+    Kernel(
+        "triton_common:_column_sum_kernel",
+        {"partial": "fp32", "out": "fp32"},
+        {"ACCUMULATE": True, "BLOCK_ROWS": 64, "BLOCK_COLS": 32},
+        wide=False,
+    ),
+)
+
+
+def compile_for_hopper(kernel: Kernel) -> bytes:
+    """The machine code of a kernel for sm_90."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    module, _, name = kernel.place.partition(":")
+    fn = getattr(import_module(f"redline.kernels.{module}"), name)
+    signature: dict[str, str] = {}
+    constants: dict[tuple[int], Any] = {}
+    attributes: dict[tuple[int], list[list[Any]]] = {}
+    for index, arg in enumerate(fn.arg_names):
+        pointer = arg.removesuffix("_ptr")
+        if arg in kernel.constants or (arg.endswith("_ptr") and pointer not in kernel.pointers):
+            signature[arg], constants[(index,)] = "constexpr", kernel.constants.get(arg)
+        elif arg in FLOATS:
+            signature[arg] = "fp32"
+        else:
+            signature[arg] = f"*{kernel.pointers[pointer]}" if arg.endswith("_ptr") else "i32"
+            if arg not in ODD:
+                attributes[(index,)] = [["tt.divisibility", 16]]
+    source = ASTSource(fn=fn, signature=signature, constexprs=constants, attrs=attributes)
+    target = GPUTarget("cuda", 90, 32)
+    compiled = triton.compile(source, target=target, options={"num_warps": kernel.num_warps})
+    return compiled.asm["cubin"]
+
+
+def faults(kernel: Kernel, cubin: bytes) -> list[str]:
+    """What the machine code shows: local memory (spills), or a 2-byte access of an activation."""
+    import triton
+
+    disassembler = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        listing = subprocess.run([disassembler, file.name], capture_output=True, text=True, check=True).stdout
+    found = sorted(set(re.findall(r"\b(?:LDL|STL)[.\w]*", listing)))
+    if kernel.wide:
+        found += sorted(set(re.findall(r"\b(?:LDG|STG)[.\w]*\.U16\b", listing)))
+        found += [] if re.search(r"\bSTG\.E\.128\b", listing) else ["no STG.E.128"]
+    return found
+
+
+def main() -> int:
+    failed = 0
+    for kernel in KERNELS:
+        found = faults(kernel, compile_for_hopper(kernel))
+        failed += bool(found)
+        print(kernel.place, *found, sep=" " if found else "", end=" FAULTS\n" if found else " ok\n")
+    return failed
+
+
+if __name__ == "__main__":
+    os.environ.pop("TRITON_INTERPRET", None)
+    sys.exit(main())

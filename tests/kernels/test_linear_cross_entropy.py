@@ -1,0 +1,244 @@
+"""Projection and loss in chunks, against float64 with the whole logits."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernel_accuracy import assert_no_worse
+
+from redline.errors import ConfigError, RedlineError, ShapeError
+from redline.kernels.common import choose
+from redline.kernels.linear_cross_entropy import LossSpec, bench, linear_cross_entropy, supports
+from redline.kernels.linear_cross_entropy.op import LOGITS_BYTES, default_chunk_tokens
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter is NumPy
+
+
+def draw(tokens, hidden, rows, vocab, dtype, device, seed=0, ignored=0.2):
+    gen = torch.Generator().manual_seed(seed)
+    x = torch.randn(tokens, hidden, generator=gen).to(dtype)
+    weight = (torch.randn(rows, hidden, generator=gen) * (2 / max(hidden, 1) ** 0.5)).to(dtype)
+    labels = torch.randint(0, vocab, (tokens,), generator=gen)
+    labels[torch.rand(tokens, generator=gen) < ignored] = -100
+    weights = torch.rand(tokens, generator=gen) + 0.5
+    return x.to(device), weight.to(device), labels.to(device), weights.to(device)
+
+
+def exact(x, weight, labels, spec, weights=None, upstream=1.0):
+    """(loss, gradient of x, gradient of the weight) in float64 by PyTorch's own cross-entropy."""
+    x, weight = x.detach().double().requires_grad_(), weight.detach().double().requires_grad_()
+    logits = x @ weight[: spec.vocab_size].t()
+    smoothing = spec.label_smoothing * spec.vocab_size / max(spec.vocab_size - 1, 1)
+    loss = F.cross_entropy(logits, labels, ignore_index=-100, label_smoothing=smoothing, reduction="none")
+    loss = loss + spec.z_loss * torch.where(labels >= 0, logits.logsumexp(1) ** 2, 0.0)
+    total = (loss if weights is None else loss * weights.double()).sum()
+    (total * upstream).backward()
+    return total.detach(), x.grad, weight.grad
+
+
+def ours(x, weight, labels, spec, weights=None, upstream=1.0, **kwargs):
+    x, weight = x.detach().clone().requires_grad_(), weight.detach().clone().requires_grad_()
+    total = linear_cross_entropy(x, weight, labels, spec, weights, **kwargs)
+    (total * upstream).backward()
+    main_grad = kwargs.get("main_grad")
+    assert (weight.grad is None) == (main_grad is not None)
+    return total.detach(), x.grad, weight.grad if main_grad is None else main_grad
+
+
+@settings(max_examples=20, deadline=None, derandomize=True)
+@given(
+    tokens=st.sampled_from((0, 1, 5, 13)),
+    hidden=st.sampled_from((1, 7, 32)),
+    vocab=st.sampled_from((2, 3, 65, 127, 1001)),
+    padding=st.sampled_from((0, 1, 25)),
+    chunk=st.sampled_from((1, 4, None)),
+    dtype=st.sampled_from((torch.float32, torch.bfloat16, torch.float16)),
+    loss=st.sampled_from(((0.0, 0.0), (0.1, 1e-3))),
+    weighted=st.booleans(),
+    fused_wgrad=st.booleans(),
+)
+def test_loss_and_gradients_match_float64(
+    device, tokens, hidden, vocab, padding, chunk, dtype, loss, weighted, fused_wgrad
+):
+    """No worse than the unfused path by more than a tenth, in any number of chunks."""
+    x, weight, labels, weights = draw(tokens, hidden, vocab + padding, vocab, dtype, device)
+    weights = weights if weighted else None
+    spec = LossSpec(vocab_size=vocab, label_smoothing=loss[0], z_loss=loss[1])
+    assert choose("linear_cross_entropy", "auto", supports(x, weight)).ran == "triton"
+
+    def main_grad():
+        return torch.zeros(weight.shape, device=device) if fused_wgrad else None
+
+    got = ours(x, weight, labels, spec, weights, chunk_tokens=chunk, main_grad=main_grad())
+    plain = ours(x, weight, labels, spec, weights, impl="reference", main_grad=main_grad())
+    true = exact(x, weight, labels, spec, weights)
+    assert_no_worse(got[0], plain[0], true[0], "loss")
+    assert_no_worse(got[1], plain[1], true[1], "dhidden")
+    # both sum logit gradients rounded to the compute dtype: its steps measure an fp32 main_grad too
+    assert_no_worse(got[2].to(dtype), plain[2].to(dtype), true[2], "dweight")
+    assert (got[2][vocab:] == 0).all()
+
+
+@pytest.mark.parametrize("scale_dtype", (torch.float32, torch.float64))
+def test_main_grad_is_added_to_and_scaled_by_the_upstream_gradient(device, scale_dtype):
+    """Two microbatches in flight, a loss scale as a device scalar, padded rows of main_grad untouched."""
+    x, weight, labels, weights = draw(10, 16, 70, 61, torch.bfloat16, device)
+    spec, scale = LossSpec(vocab_size=61), torch.tensor(256 / 3, dtype=scale_dtype, device=device)
+    main_grad = torch.full((70, 16), 0.5, device=device)
+    a, b = x[:5].clone().requires_grad_(), x[5:].clone().requires_grad_()
+    losses = [
+        linear_cross_entropy(
+            part, weight.requires_grad_(), labels[rows], spec, weights[rows], main_grad=main_grad,
+            grad_scale=scale,
+        )
+        for part, rows in ((a, slice(0, 5)), (b, slice(5, 10)))
+    ]  # fmt: skip
+    for loss in losses:
+        (loss * scale).backward()
+    true_loss, dx, dweight = exact(x, weight, labels, spec, weights, 256 / 3)
+    assert sum(loss.item() for loss in losses) == pytest.approx(true_loss.item(), rel=1e-2)
+    assert weight.grad is None
+    # bf16 logits of size 8 carry errors of 2^-6: of the probabilities 1.6%, of the sum of ten tokens less
+    assert (torch.cat((a.grad, b.grad)).double() - dx).norm() < 0.02 * dx.norm()
+    assert (main_grad.double() - 0.5 - dweight).norm() < 0.02 * dweight.norm()
+    assert (main_grad[61:] == 0.5).all()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a device assertion would end the process")
+def test_another_upstream_gradient_is_refused(device):
+    x, weight, labels, _ = draw(4, 8, 20, 20, torch.float32, device)
+    loss = linear_cross_entropy(
+        x.requires_grad_(), weight.requires_grad_(), labels, LossSpec(vocab_size=20),
+        main_grad=torch.zeros_like(weight),
+    )  # fmt: skip
+    with pytest.raises(RuntimeError, match="grad_scale"):
+        (loss * 2).backward()
+
+
+@pytest.mark.parametrize("scaled", (False, True))
+def test_any_upstream_gradient_without_main_grad(device, scaled):
+    x, weight, labels, weights = draw(6, 8, 20, 20, torch.float32, device)
+    spec = LossSpec(vocab_size=20)
+    scale = torch.tensor(8.0, device=device) if scaled else None
+    got = ours(x, weight, labels, spec, weights, upstream=3.0, grad_scale=scale)
+    true = exact(x, weight, labels, spec, weights, upstream=3.0)
+    for value, expected in zip(got, true, strict=True):
+        torch.testing.assert_close(value.double(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_second_backward_is_refused(device):
+    x, weight, labels, _ = draw(3, 4, 9, 9, torch.float32, device)
+    loss = linear_cross_entropy(x.requires_grad_(), weight, labels, LossSpec(vocab_size=9))
+    loss.backward(retain_graph=True)
+    with pytest.raises(RedlineError, match="second backward"):
+        loss.backward()
+
+
+@pytest.mark.parametrize("mode", (torch.no_grad, torch.inference_mode))
+def test_evaluation_writes_no_gradient(device, mode):
+    """B003's kind: the loss alone, main_grad untouched, also for a tiny vocabulary."""
+    x, weight, labels, weights = draw(4, 5, 3, 3, torch.float32, device)
+    x.requires_grad_(), weight.requires_grad_()
+    main_grad = torch.zeros_like(weight)
+    with mode():
+        loss = linear_cross_entropy(x, weight, labels, LossSpec(vocab_size=3), weights, main_grad=main_grad)
+    assert loss.item() == pytest.approx(
+        exact(x, weight, labels, LossSpec(vocab_size=3), weights)[0].item(), rel=1e-5
+    )
+    assert (main_grad == 0).all()
+
+
+@pytest.mark.parametrize("frozen", ("hidden", "weight"))
+def test_only_the_gradient_that_is_asked_for(device, frozen):
+    x, weight, labels, _ = draw(6, 8, 20, 20, torch.float32, device)
+    main_grad = torch.zeros_like(weight)
+    x.requires_grad_(frozen != "hidden"), weight.requires_grad_(frozen != "weight")
+    spec = LossSpec(vocab_size=20)
+    linear_cross_entropy(x, weight, labels, spec, main_grad=main_grad, chunk_tokens=4).backward()
+    _, dx, dweight = exact(x, weight, labels, spec)
+    expected = torch.zeros_like(dweight) if frozen == "weight" else dweight
+    torch.testing.assert_close(main_grad.double(), expected, rtol=1e-5, atol=1e-6)
+    if frozen == "weight":
+        torch.testing.assert_close(x.grad.double(), dx, rtol=1e-5, atol=1e-6)
+
+
+def test_tokens_without_part_bring_no_nan(device):
+    """A NaN hidden state of an ignored token reaches neither loss nor another token's gradient of x."""
+    x, weight, labels, weights = draw(6, 8, 20, 20, torch.float32, device, ignored=0.0)
+    x[1], labels[1], weights[2] = float("inf"), -1, 0.0
+    total, dx, _ = ours(x, weight, labels, LossSpec(vocab_size=20), weights)
+    assert torch.isfinite(total) and torch.isfinite(dx).all()
+    assert (dx[1:3] == 0).all()
+
+
+def test_strided_hidden_states(device):
+    x, weight, labels, _ = draw(6, 16, 20, 20, torch.float32, device)
+    spec, view = LossSpec(vocab_size=20), x[:, ::2].detach().requires_grad_()
+    narrow = weight[:, :8].detach()
+    linear_cross_entropy(view, narrow, labels, spec).backward()
+    _, dx, _ = exact(view, narrow, labels, spec)
+    torch.testing.assert_close(view.grad.double(), dx, rtol=1e-5, atol=1e-6)
+
+
+def test_chunks_fill_the_budget_and_are_even():
+    """At 128,256 bf16 logits: 4,096 tokens, 0.98 GiB; workspace stays below 1.5 GiB at every size."""
+    assert default_chunk_tokens(8192, 128_256, 2) == 4096
+    for tokens in (1, 127, 4096, 4097, 10_000, 65_536):
+        for columns in (2, 50_257, 128_256, 256_000):
+            chunk = default_chunk_tokens(tokens, columns, 2)
+            row_bytes = -(-columns // 64) * 128
+            assert chunk % 128 == 0
+            assert chunk * row_bytes <= LOGITS_BYTES
+            assert -(-tokens // chunk) == -(-tokens // (LOGITS_BYTES // row_bytes // 128 * 128))
+
+
+def test_what_is_wrong_is_loud(device):
+    x, weight, labels, _ = draw(3, 4, 9, 9, torch.float32, device)
+    with pytest.raises(ShapeError, match="fewer rows"):
+        linear_cross_entropy(x, weight, labels, LossSpec(vocab_size=10))
+    with pytest.raises(ShapeError, match="main_grad"):
+        linear_cross_entropy(x, weight, labels, LossSpec(vocab_size=9), main_grad=torch.zeros(8, 4))
+    with pytest.raises(ConfigError, match="bfloat16"):
+        linear_cross_entropy(x.bfloat16(), weight, labels, LossSpec(vocab_size=9), impl="triton")
+    labels[0] = 9
+    for impl in ("triton", "reference"):
+        assert linear_cross_entropy(x, weight, labels, LossSpec(vocab_size=9), impl=impl).isnan()
+
+
+def test_same_bits_every_run(device):
+    x, weight, labels, weights = draw(9, 32, 500, 500, torch.bfloat16, device)
+    first, second = (
+        ours(x, weight, labels, LossSpec(vocab_size=500), weights, chunk_tokens=4) for _ in range(2)
+    )
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("fused_wgrad", (False, True))
+def test_compiles_without_a_graph_break(device, fused_wgrad):
+    x, weight, labels, weights = draw(6, 8, 24, 21, torch.float32, device)
+    spec, results = LossSpec(vocab_size=21), []
+
+    def run(x, weight, main_grad):
+        return linear_cross_entropy(x * 2, weight, labels, spec, weights, main_grad=main_grad, chunk_tokens=4)
+
+    for fn in (run, torch.compile(run, backend="aot_eager", fullgraph=True)):
+        main_grad = torch.zeros_like(weight) if fused_wgrad else None
+        a, w = x.clone().requires_grad_(), weight.clone().requires_grad_()
+        fn(a, w, main_grad).backward()
+        results.append((a.grad, main_grad if fused_wgrad else w.grad))
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_bench_case_times_equal_things(device):
+    case, results = bench._case(5, 8, 40), []
+    inputs = case.make_inputs(torch.device(device), torch.float32)
+    for name in ("fused", "eager"):
+        inputs[3].zero_()
+        loss = case.providers[name]()(*inputs)
+        (dhidden,) = torch.autograd.grad(loss, inputs[0], retain_graph=name == "eager")
+        if name == "eager":
+            loss.backward()
+        results.append((loss.detach(), dhidden, inputs[3].clone()))
+    torch.testing.assert_close(*results)
+    assert case.flops == 6 * 5 * 8 * 40
