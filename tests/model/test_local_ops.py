@@ -20,7 +20,8 @@ from torch.autograd import gradcheck
 from redline.errors import ShapeError
 from redline.formulas.shape import GATED, ModelShape, RopeScaling
 from redline.model import local
-from redline.model.rope import RopeTable, rope, rope_table
+from redline.model.rope import RopeTable, rope_table
+from redline.model.rope import rotate as rope
 
 ACTIVATIONS = ["gelu", "gelu-tanh", "squared-relu", "quick-geglu", "geglu", "swiglu"]
 

@@ -8,15 +8,17 @@ from dataclasses import fields, replace
 
 import pytest
 import torch
-from model_cases import make_batch, make_model, make_shape, run_loss
+from model_cases import make_batch, make_dropout, make_model, make_shape, run_loss
 
 from redline.attention import unfused_attention
 from redline.model import Ops, Transformer, local_ops
 from redline.model.modules import Site
 
+ALWAYS = {"embedding", "linear", "norm", "activation", "bias_dropout_add", "head_loss"}
 USED = {
-    "gpt2": {"linear", "norm", "activation", "bias_dropout_add", "cross_entropy"},
-    "qwen3": {"linear", "norm", "qk_norm", "rope", "activation", "bias_dropout_add", "cross_entropy"},
+    "gpt2": ALWAYS | {"dropout"},
+    "llama": ALWAYS | {"rope_qkv"},
+    "qwen3": ALWAYS | {"qk_norm", "rope"},
 }
 
 
@@ -32,7 +34,7 @@ def test_every_operation_is_called_through_the_record(kind):
 
         return call
 
-    shape = make_shape(kind)
+    shape = make_shape(kind, hidden_dropout=0.1 if kind == "gpt2" else 0.0)
     model = Transformer(
         shape,
         attention=unfused_attention,
@@ -42,11 +44,12 @@ def test_every_operation_is_called_through_the_record(kind):
     source = make_model(shape)
     model.to_empty(device="cpu")
     model.load_state_dict(source.state_dict())
-    torch.testing.assert_close(run_loss(model, make_batch(shape)), run_loss(source, make_batch(shape)))
+    batch = make_batch(shape)
+    losses = [run_loss(each, batch, make_dropout(shape, batch)) for each in (model, source)]
+    torch.testing.assert_close(*losses)
     assert set(calls) == USED[kind]
-    assert (
-        calls.count("linear") == 4 * shape.num_layers + 1 and calls.count("norm") == 2 * shape.num_layers + 1
-    )
+    assert calls.count("linear") == 4 * shape.num_layers and calls.count("norm") == 2 * shape.num_layers + 1
+    assert set().union(*USED.values()) == {field.name for field in fields(Ops)}
 
 
 @pytest.mark.parametrize(

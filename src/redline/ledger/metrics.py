@@ -37,7 +37,7 @@ class StepRecord:
         memory_now: bytes in use after the step.
         loss_scale: that the gradients carried.
         skipped: whether the update was left out (overflow, NaN).
-        nonfinite: what was NaN or infinite in this step.
+        nonfinite: what was NaN or infinite in this step, beyond an overflow that the loss scale explains.
         extra: further values by name; each becomes a key of the record.
     """
 

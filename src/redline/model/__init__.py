@@ -3,8 +3,8 @@
     transformer.py  embedding, blocks, final norm, head and loss
     block.py        attention and MLP as four GEMM sites
     modules.py      the parts that own parameters; the site
-    ops.py          the record of functions a model computes with: local.py plain, later fused
-    local.py        norm, activation, bias + dropout + residual, cross-entropy; rope.py: rotary embedding
+    ops.py          the record of functions a model computes with: local.py plain, fused.py by kernels/
+    local.py        embedding, norm, activation, bias + dropout + residual, loss; rope.py: rotary embedding
     gemm.py         the GEMM whose weight gradient is added to main_grad; main_grad.py: the other parameters
     random.py       Philox on tensors: dropout masks, normal draws; init.py: initial weights
     shard_table.py  which logical tensors each parameter stores
@@ -12,6 +12,7 @@
 It knows nothing of parallelism, recompute, precision recipes or the optimizer: build/ puts those around it.
 """
 
+from redline.model.fused import fused_ops
 from redline.model.init import init_parameters, init_tensors
 from redline.model.ops import Ops, local_ops
 from redline.model.random import DropoutState, dropout_keys
@@ -25,6 +26,7 @@ __all__ = [
     "Transformer",
     "check_names",
     "dropout_keys",
+    "fused_ops",
     "init_parameters",
     "init_tensors",
     "local_ops",

@@ -32,6 +32,7 @@ from torch import Tensor, nn
 
 from redline.attention import Attention, MaskSpec
 from redline.formulas.shape import ModelShape
+from redline.model.heads import Heads
 from redline.model.modules import Activation, Linear, Norm, Site
 from redline.model.ops import Ops
 from redline.model.random import ATTENTION, ATTENTION_OUTPUT, MLP_OUTPUT, DropoutState, dropout_at
@@ -45,14 +46,15 @@ class SelfAttention(nn.Module):
         super().__init__()
         self.shape, self.ops, self.attention = shape, ops, attention
         q, kv, D = shape.q_size, shape.kv_size, shape.head_dim
+        self.heads = Heads(shape.num_heads, shape.num_groups, D)
         self.norm = Norm(shape.hidden, shape=shape, norm=ops.norm, dtype=dtype)
         self.qkv = Linear(shape.hidden, q + 2 * kv, bias=shape.bias_qkv, ops=ops, dtype=dtype)
         self.proj = Linear(q, shape.hidden, bias=shape.bias_linear, ops=ops, dtype=dtype, defer_bias=True)
         self.q_norm = self.k_norm = None
         if shape.qk_norm != "none":
             affine = shape.qk_norm == "norm"
-            self.q_norm = Norm(D, shape=shape, norm=ops.qk_norm, dtype=dtype, affine=affine)
-            self.k_norm = Norm(D, shape=shape, norm=ops.qk_norm, dtype=dtype, affine=affine)
+            self.q_norm = Norm(D, shape=shape, norm=ops.norm, dtype=dtype, affine=affine)
+            self.k_norm = Norm(D, shape=shape, norm=ops.norm, dtype=dtype, affine=affine)
         self.qkv_site = Site(self.norm, self.qkv)
         self.proj_site = Site(None, self.proj)
         self.softmax_scale = D**-0.5 if shape.softmax_scale is None else shape.softmax_scale
@@ -75,14 +77,17 @@ class SelfAttention(nn.Module):
         return self.ops.bias_dropout_add(y_SBH, self.proj.bias, x_SBH, output_dropout)
 
     def _heads(self, qkv_SBX: Tensor, rope: RopeTable | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Cut the merged projection into heads (views), and normalise and rotate queries and keys."""
-        q, kv, D = self.shape.q_size, self.shape.kv_size, self.shape.head_dim
-        q_SBND, k_SBGD, v_SBGD = (part.unflatten(2, (-1, D)) for part in qkv_SBX.split((q, kv, kv), dim=2))
+        """Cut the merged projection into heads, and normalise and rotate queries and keys."""
         if self.q_norm is not None and self.k_norm is not None:
-            q_SBND, k_SBGD = self.q_norm(q_SBND), self.k_norm(k_SBGD)
+            q_SBND, k_SBGD, v_SBGD = self.ops.qk_norm(
+                qkv_SBX, self.heads, self.q_norm.affine, self.k_norm.affine, **self.q_norm.form
+            )
+            if rope is not None:
+                q_SBND, k_SBGD = self.ops.rope(q_SBND, k_SBGD, rope)
+            return q_SBND, k_SBGD, v_SBGD
         if rope is not None:
-            q_SBND, k_SBGD = self.ops.rope(q_SBND, rope), self.ops.rope(k_SBGD, rope)
-        return q_SBND, k_SBGD, v_SBGD
+            return self.ops.rope_qkv(qkv_SBX, self.heads, rope)
+        return self.heads.split(qkv_SBX)
 
 
 class MLP(nn.Module):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from redline.formulas.shape import Activation as ActivationKind
 from redline.formulas.shape import ModelShape
+from redline.model.local import Affine
 from redline.model.ops import Ops
 
 
@@ -61,23 +63,25 @@ class Norm(nn.Module):
         affine: bool = True,
     ) -> None:
         super().__init__()
-        self._kind = shape.normalization if affine else "RMSNorm"
+        kind = shape.normalization if affine else "RMSNorm"
         self.weight = parameter(size, dtype=dtype) if affine else None
-        self.bias = parameter(size, dtype=dtype) if self._kind == "LayerNorm" else None
-        self._norm, self._dtype = norm, dtype
-        self._epsilon, self._zero_centered = shape.norm_epsilon, shape.zero_centered_gamma
+        self.bias = parameter(size, dtype=dtype) if kind == "LayerNorm" else None
+        self.form: dict[str, Any] = {
+            "kind": kind,
+            "epsilon": shape.norm_epsilon,
+            "zero_centered": shape.zero_centered_gamma,
+            "dtype": dtype,
+        }
+        self._norm = norm
+
+    @property
+    def affine(self) -> Affine:
+        """Its parameters."""
+        return Affine(self.weight, self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., C] of any float dtype -> [..., C] in the compute dtype."""
-        return self._norm(
-            x,
-            self.weight,
-            self.bias,
-            kind=self._kind,
-            epsilon=self._epsilon,
-            zero_centered=self._zero_centered,
-            dtype=self._dtype,
-        )
+        return self._norm(x, *self.affine, **self.form)
 
 
 @dataclass(frozen=True, slots=True)

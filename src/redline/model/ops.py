@@ -10,22 +10,28 @@ from torch import Tensor
 
 from redline.model import gemm, local, rope
 
+Three = tuple[Tensor, Tensor, Tensor]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ops:
     """One implementation of every operation outside attention.
 
-    Each takes and returns what the plain function of the same name does: `linear` is that of gemm.py,
-    `rope` that of rope.py, the others those of local.py (`qk_norm` as `norm`, on the rows of single heads).
+    Each takes and returns what the plain function of the same name does: `linear` is that of gemm.py, `rope`
+    and `rope_qkv` those of rope.py, the others those of local.py. Where a parameter has a `main_grad`, its
+    gradient is added there.
     """
 
+    embedding: Callable[..., Tensor]
     linear: Callable[..., Tensor]
     norm: Callable[..., Tensor]
-    qk_norm: Callable[..., Tensor]
-    rope: Callable[..., Tensor]
+    qk_norm: Callable[..., Three]
+    rope: Callable[..., tuple[Tensor, Tensor]]
+    rope_qkv: Callable[..., Three]
     activation: Callable[..., Tensor]
     bias_dropout_add: Callable[..., Tensor]
-    cross_entropy: Callable[..., Tensor]
+    dropout: Callable[..., Tensor]
+    head_loss: Callable[..., Tensor]
 
 
 def local_ops(*, fuse_wgrad: bool = True) -> Ops:
@@ -35,12 +41,16 @@ def local_ops(*, fuse_wgrad: bool = True) -> Ops:
         fuse_wgrad: whether a GEMM adds its weight gradient to `main_grad` itself
             (`--gradient-accumulation-fusion`).
     """
+    linear = partial(gemm.linear, fuse_wgrad=fuse_wgrad)
     return Ops(
-        linear=partial(gemm.linear, fuse_wgrad=fuse_wgrad),
+        embedding=local.embedding,
+        linear=linear,
         norm=local.norm,
-        qk_norm=local.norm,
+        qk_norm=local.qk_norm,
         rope=rope.rope,
+        rope_qkv=rope.rope_qkv,
         activation=local.activation,
         bias_dropout_add=local.bias_dropout_add,
-        cross_entropy=local.cross_entropy,
+        dropout=local.dropout,
+        head_loss=partial(local.head_loss, linear=linear),
     )

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from redline.errors import ShapeError
 from redline.formulas.shape import ModelShape, RopeScaling
+from redline.model.heads import Heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,18 @@ def _scale_frequencies(frequency_P: Tensor, scaling: RopeScaling) -> Tensor:
     return frequency_P * (kept_P + (1.0 - kept_P) / scaling.factor)
 
 
-def rope(x_SBND: Tensor, table: RopeTable) -> Tensor:
+def rope(q_SBND: Tensor, k_SBGD: Tensor, table: RopeTable) -> tuple[Tensor, Tensor]:
+    """Queries and keys turned, as `rotate` does."""
+    return rotate(q_SBND, table), rotate(k_SBGD, table)
+
+
+def rope_qkv(qkv_SBX: Tensor, heads: Heads, table: RopeTable) -> tuple[Tensor, Tensor, Tensor]:
+    """Cut a merged projection into heads, with those of q and k turned; v is a view."""
+    q_SBND, k_SBGD, v_SBGD = heads.split(qkv_SBX)
+    return *rope(q_SBND, k_SBGD, table), v_SBGD
+
+
+def rotate(x_SBND: Tensor, table: RopeTable) -> Tensor:
     """Rotate the first R channels of each head in fp32 (fp64 for fp64), round once; the others pass through.
 
     Shapes: [S, B, N, D] of any strides -> the same, contiguous.

@@ -9,7 +9,7 @@ from redline.attention import Attention, MaskSpec
 from redline.errors import ShapeError
 from redline.formulas.shape import ModelShape
 from redline.model.block import Block
-from redline.model.main_grad import embed
+from redline.model.local import true_columns
 from redline.model.modules import Norm, parameter
 from redline.model.ops import Ops, local_ops
 from redline.model.random import EMBEDDING, DropoutState, dropout_at
@@ -27,8 +27,11 @@ class Table(nn.Module):
 class Embedding(nn.Module):
     """Token embedding, plus learned positions where the model has them, then dropout."""
 
-    def __init__(self, shape: ModelShape, dtype: torch.dtype, residual_dtype: torch.dtype) -> None:
+    def __init__(
+        self, shape: ModelShape, *, ops: Ops, dtype: torch.dtype, residual_dtype: torch.dtype
+    ) -> None:
         super().__init__()
+        self.ops = ops
         self.hidden_dropout, self.residual_dtype = shape.hidden_dropout, residual_dtype
         self.word = Table(shape.padded_vocab_size, shape.hidden, dtype)
         learned = shape.position == "learned_absolute"
@@ -36,12 +39,10 @@ class Embedding(nn.Module):
 
     def forward(self, tokens_BS: Tensor, positions_BS: Tensor, dropout: DropoutState | None) -> Tensor:
         """int64 [B, S] twice -> [S, B, H] in the dtype of the residual stream."""
-        x_SBH = embed(tokens_BS.T, self.word.weight)
-        if self.position is not None:
-            x_SBH = x_SBH + embed(positions_BS.T, self.position.weight)
-        x_SBH = x_SBH.to(self.residual_dtype)
+        learned = (None, None) if self.position is None else (positions_BS.T, self.position.weight)
+        x_SBH = self.ops.embedding(tokens_BS.T, self.word.weight, *learned).to(self.residual_dtype)
         site = dropout_at(dropout, EMBEDDING, self.hidden_dropout)
-        return x_SBH if site is None else site.drop_hidden(x_SBH)
+        return x_SBH if site is None else self.ops.dropout(x_SBH, site)
 
 
 class Transformer(nn.Module):
@@ -72,7 +73,7 @@ class Transformer(nn.Module):
         assert shape.num_experts == 0 and shape.mtp_num_layers == 0, "the config rules refuse these"
         ops = local_ops() if ops is None else ops
         self.shape, self.dtype, self.ops, self.label_smoothing = shape, dtype, ops, label_smoothing
-        self.embedding = Embedding(shape, dtype, residual_dtype or dtype)
+        self.embedding = Embedding(shape, ops=ops, dtype=dtype, residual_dtype=residual_dtype or dtype)
         self.layers = nn.ModuleList(
             Block(shape, attention=attention, ops=ops, dtype=dtype) for _ in range(shape.num_layers)
         )
@@ -106,16 +107,15 @@ class Transformer(nn.Module):
         hidden_SBH: Tensor = self.final_norm(x_SBH)
         return hidden_SBH
 
-    def logits(self, hidden_SBH: Tensor) -> Tensor:
-        """[S, B, H] -> [S, B, V] over the true vocabulary, a view without the logits of padded rows.
-
-        The GEMM computes those too: cut to 50257 rows it takes seven times as long as with 50304 (H200,
-        bf16). They enter no softmax, so their gradient is exactly zero.
-        """
+    @property
+    def head_weight(self) -> Tensor:
+        """[padded V, H]: the head's own matrix, or the word embedding it is tied to."""
         table = self.embedding.word if self.head is None else self.head
-        logits_SBV = self.ops.linear(hidden_SBH, table.weight)
-        padded = self.shape.padded_vocab_size > self.shape.vocab_size
-        return logits_SBV[..., : self.shape.vocab_size] if padded else logits_SBV
+        return table.weight
+
+    def logits(self, hidden_SBH: Tensor) -> Tensor:
+        """[S, B, H] -> [S, B, V] over the true vocabulary."""
+        return true_columns(self.ops.linear(hidden_SBH, self.head_weight), self.shape.vocab_size)
 
     def loss(self, hidden_SBH: Tensor, labels_BS: Tensor, weights_BS: Tensor) -> Tensor:
         """The sum over tokens of weight x cross-entropy, a scalar in fp32 (fp64 for fp64).
@@ -123,14 +123,16 @@ class Transformer(nn.Module):
         A token whose weight is 0 or whose label is negative contributes exactly nothing, to the loss and to
         every gradient, whatever its hidden state holds: it is cut off before the head, for 0 x NaN would
         still be NaN. The caller divides by the token count (and multiplies by a loss scale) through the
-        weights.
+        weights, and calls backward on this very scalar: a fused head makes its gradients in forward.
 
         Shapes: [S, B, H], int64 [B, S], float [B, S] -> [].
         """
         ignored_SB = ((labels_BS < 0) | (weights_BS == 0)).T
-        hidden_SBH = hidden_SBH.masked_fill(ignored_SB[..., None], 0.0)
-        labels_T = labels_BS.T.masked_fill(ignored_SB, 0).flatten()
-        logits_TV = self.logits(hidden_SBH).flatten(0, 1)
-        loss_T = self.ops.cross_entropy(logits_TV, labels_T, label_smoothing=self.label_smoothing)
-        weights_T = weights_BS.T.masked_fill(ignored_SB, 0.0).flatten()
-        return (loss_T * weights_T.to(loss_T.dtype)).sum()
+        return self.ops.head_loss(
+            hidden_SBH.masked_fill(ignored_SB[..., None], 0.0).flatten(0, 1),
+            self.head_weight,
+            labels_BS.T.masked_fill(ignored_SB, 0).flatten(),
+            weights_BS.T.masked_fill(ignored_SB, 0.0).flatten(),
+            vocab_size=self.shape.vocab_size,
+            label_smoothing=self.label_smoothing,
+        )

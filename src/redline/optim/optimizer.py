@@ -34,6 +34,7 @@ class StepResult:
         loss_scale: that this step's gradients carried.
         num_zeros: gradient elements that are exactly zero, None when not counted.
         nonfinite: what was NaN or infinite, None in a sound step.
+        overflow: whether that is only a dynamic loss scale finding its place, and no error.
     """
 
     grad_norm: float
@@ -42,6 +43,7 @@ class StepResult:
     loss_scale: float
     num_zeros: int | None
     nonfinite: NonFinite | None
+    overflow: bool = False
 
     @property
     def bad_parameter(self) -> str | None:
@@ -141,16 +143,16 @@ class Optimizer:
         applied = not (found_inf and self._may_skip)
         self.applied_steps += applied
         self.skipped_steps += not applied
-        expected = self.loss_scale.expects_overflow() and math.isfinite(loss_value)
+        overflow = bool(found_inf) and self.loss_scale.expects_overflow() and math.isfinite(loss_value)
         self.loss_scale.update(bool(found_inf))
 
         nonfinite = None
         if found_inf:
             nonfinite = NonFinite(loss, norm, nonfinite_parameters(self.buffers.views("main_grad")))
-            if self._action == "stop" and not expected:
+            if self._action == "stop" and not overflow:
                 raise nonfinite_error(nonfinite, self.applied_steps)
         zeros = int(num_zeros) if self._log_num_zeros else None
-        return StepResult(norm, applied, loss, scale, zeros, nonfinite)
+        return StepResult(norm, applied, loss, scale, zeros, nonfinite, overflow)
 
     def params_norm(self) -> float:
         """Euclidean norm of all main parameters, frozen ones included. Waits for the device."""

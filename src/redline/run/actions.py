@@ -55,9 +55,10 @@ class RunActions:
         record = self._record(outcome)
         self.ledger.record(record)
         self.display.step(record)
-        nonfinite = outcome.result.nonfinite
-        if nonfinite is not None and not outcome.result.applied:
-            self.display.message(f"step {record.step} skipped: {nonfinite}")
+        result = outcome.result
+        if not result.applied:
+            cause = f"overflow under the loss scale {result.loss_scale:g}: " if result.overflow else ""
+            self.display.message(f"step {record.step} skipped: {cause}{result.nonfinite}")
 
     def _record(self, outcome: StepOutcome) -> StepRecord:
         run, state, result = self.run, self.run.state, outcome.result
@@ -83,7 +84,7 @@ class RunActions:
             flops_per_s=reached.flops_per_s,
             loss_scale=result.loss_scale,
             skipped=not result.applied,
-            nonfinite=None if result.nonfinite is None else str(result.nonfinite),
+            nonfinite=None if result.nonfinite is None or result.overflow else str(result.nonfinite),
             extra=extra,
         )
 

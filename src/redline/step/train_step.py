@@ -115,7 +115,7 @@ class TrainStep:
         state.consumed_samples += num_samples
         state.consumed_tokens += counted_tokens
         state.schedule_samples += num_samples * result.applied
-        state.nonfinite_steps += result.nonfinite is not None
+        state.nonfinite_steps += result.nonfinite is not None and not result.overflow
 
     def _free_cache(self, level: int) -> None:
         if self._empty_cache_level >= level and self.device.type == "cuda":
