@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from redline.errors import RedlineError
+
+Refusal = TypeVar("Refusal", bound=RedlineError)
+
+# What helps against each refusal; anything else gets all of it.
+_MENDS = {
+    errno.ENOSPC: "free space on that disk, or name a place on another one.",
+    errno.EDQUOT: "free space within your quota, or name a place on another disk.",
+    errno.EACCES: "correct its permissions, or name another place.",
+    errno.EPERM: "correct its permissions, or name another place.",
+    errno.EROFS: "that disk is read-only: name a place on another one.",
+    errno.EEXIST: "a file stands where a folder is needed: name another place.",
+    errno.ENOTDIR: "a file stands where a folder is needed: name another place.",
+    errno.EISDIR: "a folder stands where a file is needed: name another place.",
+    errno.ENOENT: "check the path, or name another place.",
+}
+_ANY_MEND = "free space on that disk, correct its permissions, or name another place."
 
 
 @contextmanager
@@ -18,12 +36,16 @@ def os_errors_as(error: type[RedlineError], path: Path, doing: str) -> Iterator[
     try:
         yield
     except OSError as exc:
-        reason = exc.strerror or str(exc)
-        raise error(
-            f"cannot {doing} {path}: {reason}.",
-            why="the operating system refused it; what existed before is unchanged.",
-            mend="free space on that disk, correct its permissions, or name another place.",
-        ) from exc
+        raise refusal(error, exc, f"{doing} {path}") from exc
+
+
+def refusal(error: type[Refusal], exc: OSError, doing: str) -> Refusal:
+    """The `error` that says what the operating system refused ("write /data/x") and what helps against it."""
+    return error(
+        f"cannot {doing}: {exc.strerror or exc}.",
+        why="the operating system refused it; what existed before is unchanged.",
+        mend=_MENDS.get(exc.errno or 0, _ANY_MEND),
+    )
 
 
 def fsync_dir(folder: Path) -> None:
@@ -61,3 +83,10 @@ def write_text_atomic(path: Path, text: str) -> None:
 def write_json_atomic(path: Path, value: Any) -> None:
     """`write_atomic` of JSON that forbids NaN, indented, with a final newline."""
     write_text_atomic(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def discard_stdout() -> None:
+    """Let whatever is still printed go nowhere, once whoever read it is gone (`| head`)."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)

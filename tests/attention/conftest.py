@@ -1,9 +1,21 @@
-"""The attention tests run on a CPU, and on a GPU where there is one."""
+"""The attention tests run on a CPU, and on a GPU where there is one.
+
+Those of fused operators run once: on the GPU, else under Triton's interpreter on the CPU.
+"""
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 import torch
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "kernels"))
+
+from mended_interpreter import kernel_device
+
+__all__ = ["kernel_device"]
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -37,7 +37,8 @@ def test_flags_count(capsys):
 def test_text(capsys):
     assert main(["--preset", "gpt2-124m", "--gpu", "l4", "--tensors"]) == 0
     text = capsys.readouterr().out
-    for part in ("124,439,808", "attention full", "attention.core: softmax", "fits", "Megatron's report"):
+    kept = "attention.core: probabilities"
+    for part in ("124,439,808", "attention full", kept, "fits", "Megatron's report"):
         assert part in text, part
 
 

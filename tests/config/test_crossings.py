@@ -53,5 +53,7 @@ def test_cell_says_what_the_rules_do(first: str, second: str) -> None:
     with pytest.raises(InvalidConfigError) as raised:
         parse_args(words)
     rules = {problem.rule for problem in raised.value.problems}
-    named = {f"not-available-yet/{topic}" for topic in said.removeprefix("refused:").replace(",", " ").split()}
+    named = {
+        f"not-available-yet/{topic}" for topic in said.removeprefix("refused:").replace(",", " ").split()
+    }
     assert said.startswith("refused:") and named <= rules, (said, rules)

@@ -25,7 +25,7 @@ def test_short_help_is_short_and_grouped() -> None:
 def test_long_help_has_every_option_and_says_what_waits() -> None:
     text = format_help(short=False, width=100)
     for option in options():
-        name = f"--no-{option.flag[2:]}" if option.default is True else option.flag
+        name = f"--[no-]{option.flag[2:]}" if option.default is True else option.flag
         assert f"  {name}" in text, option.flag
     assert all(f"{section.title}:" in text for section in SECTIONS.values())
     squeezed = " ".join(text.split())

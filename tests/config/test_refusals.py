@@ -75,12 +75,10 @@ def test_built_in_is_accepted_and_said_once_and_the_contrary_refused(option: Opt
 
 def test_what_happens_anyway_is_accepted_and_said() -> None:
     """Megatron scripts that switch a fusion or an overlap off ask for what this release does."""
-    config = parse_args(
-        ["--no-bias-gelu-fusion", "--no-masked-softmax-fusion", "--no-overlap-grad-reduce"]
-    ).config
-    assert len(notices(config)) == 3
+    config = parse_args(["--no-fused-residual-rmsnorm", "--no-overlap-grad-reduce"]).config
+    assert len(notices(config)) == 2
     with pytest.raises(InvalidConfigError, match="not-available-yet/fused-kernels"):
-        parse_args(["--bias-gelu-fusion"])
+        parse_args(["--fused-residual-rmsnorm"])
 
 
 def test_never_and_not_yet_are_told_apart() -> None:

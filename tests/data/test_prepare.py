@@ -188,7 +188,7 @@ class TestBadInput:
 
     def test_an_empty_corpus(self, tmp_path: Path) -> None:
         source = write_lines(tmp_path / "a.jsonl", {"text": ""}, "")
-        with pytest.raises(DataError, match=r"(?s)1 input files hold no text.*1 documents are empty"):
+        with pytest.raises(DataError, match=r"(?s)no input file holds text.*1 read.*empty: 1"):
             run(source, tmp_path / "out")
         assert files(tmp_path) == ["a.jsonl"]
 
@@ -261,9 +261,12 @@ class TestBadInput:
     @pytest.mark.parametrize(
         ("words", "says"),
         [
-            ([], "required"),
+            (["prepare"], "required"),
             (["prepare", "x"], "--output-prefix"),
-            (["prepare", "x", "--output-prefix", "o", "--workers", "0"], "0 is below 1"),
+            (
+                ["prepare", "x", "--output-prefix", "o", "--workers", "0"],
+                "0 is no whole number of at least 1",
+            ),
             (["prepare", "x", "--output-prefix", "o"], "no tokenizer is named"),
             (
                 [

@@ -3,15 +3,11 @@
 from dataclasses import replace
 
 import pytest
-import torch
 from formula_shapes import LLAMA3_8B, gpt, llama
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from live_memory import LiveMemory
+from measured_step import measure
 
-from redline.attention import MaskSpec
-from redline.attention.flash import flash_attention
-from redline.attention.unfused import unfused_attention
 from redline.config import parse_args
 from redline.formulas.activations import (
     MicrobatchShape,
@@ -24,12 +20,7 @@ from redline.formulas.memory import activation_table, training_memory
 from redline.formulas.params import count_parameters
 from redline.formulas.resolve import shape_of
 from redline.formulas.state import StateDtypes, bytes_per_parameter, state_bytes
-from redline.model.random import DropoutState, dropout_keys
-from redline.model.transformer import Transformer
-from redline.optim.flat import FlatBuffers
 
-BACKENDS = {"unfused": unfused_attention, "flash": flash_attention}
-DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
 GIB = 1 << 30
 
 
@@ -98,38 +89,6 @@ def test_activations_grow_with_everything(attention, dtype, device, batch):
     ):
         assert more.total > total
     assert all(held.num_bytes > 0 for held in saved_by_layer(shape, run))
-
-
-def measure(shape, run, *, drop=False):
-    """(bytes saved by the layers and final norm, peak of forward and backward), without parameters."""
-    dtype = DTYPES[run.dtype]
-    model = Transformer(shape, attention=BACKENDS[run.attention], dtype=dtype)
-    wide = torch.promote_types(dtype, torch.float32)
-    FlatBuffers(model.named_parameters(), main_dtype=wide, grad_dtype=wide, device="cpu")
-    B, S = run.micro_batch_size, run.seq_length
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for param in model.parameters():
-            param.copy_(
-                0.02 * torch.randn(param.shape, generator=generator) if param.dim() > 1 else torch.ones(())
-            )
-    tokens = torch.randint(0, shape.vocab_size, (B, S), generator=generator)
-    positions, weights = torch.arange(S).repeat(B, 1), torch.ones(B, S)
-    batch = (tokens, tokens.clone(), positions, weights)
-    dropout = None
-    if drop:
-        keys = dropout_keys(0, shape.num_layers, "cpu")
-        dropout = DropoutState(keys=keys, iteration=torch.tensor(1), sample_index_B=torch.arange(B))
-    mask = MaskSpec(segment_ids_BS=(positions // 40).int() if run.segments else None)
-    known = [*model.parameters(), *(param.main_grad for param in model.parameters()), *batch]
-    with LiveMemory(known) as live:
-        hidden = model(tokens, positions, mask, dropout)
-        saved = live.now
-        loss = model.loss(hidden, batch[1], weights)
-        del hidden
-        loss.backward()
-    inputs = sum(tensor.nbytes for tensor in batch)
-    return saved + inputs, live.peak + inputs
 
 
 LLAMA = llama(3, 128, 320, 8, 2, 5000, 16)

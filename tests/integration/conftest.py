@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ TINY = (
     "--mock-data --micro-batch-size 2 --global-batch-size 4 --train-iters 6 --eval-iters 2 --lr 1e-2 --num-workers 0 "
     "--device cpu --threads 1"
 )
+
+Refused = Callable[..., str]
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,12 @@ class Run:
         return [record["loss"] for record in self.records("valid") if record["split"] == "valid"]
 
 
+@pytest.fixture(autouse=True)
+def small_mock_corpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """500 documents: the index of 100,000 in samples of 16 tokens is 200 MB, seconds of every run."""
+    monkeypatch.setattr("redline.data.samples.MOCK_DOCUMENTS", 500)
+
+
 @pytest.fixture
 def redline(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """redline("train --flag ...") -> (exit code, stdout, stderr), with the caches in a folder of this test."""
@@ -64,5 +73,35 @@ def train(redline: Any, tmp_path: Path) -> Any:
         code, out, err = redline(f"train {base} {flags} --save {tmp_path / name}")
         assert code == 0, err
         return Run(tmp_path / name, out)
+
+    return call
+
+
+def content(folder: Path) -> dict[str, bytes | str]:
+    """Every path below `folder` but the caches, with what it holds."""
+    found: dict[str, bytes | str] = {}
+    for path in sorted(folder.rglob("*")):
+        if "cache" not in path.relative_to(folder).parts:
+            found[str(path)] = path.read_bytes() if path.is_file() else "folder"
+    return found
+
+
+@pytest.fixture
+def refused(redline: Any, tmp_path: Path) -> Refused:
+    """refused(words, code, *says) -> stderr, having checked that it is refused well and changes nothing."""
+
+    def call(words: str, code: int, *says: str, changes: bool = False) -> str:
+        before = content(tmp_path)
+        found, _, err = redline(words)
+        assert found == code, err
+        for part in says:
+            assert part in err, err
+        for paragraph in err.strip().split("\n\n"):
+            first, *rest = paragraph.splitlines()
+            assert first.split(": ")[0].endswith("Error") and first.endswith(".")
+            assert all(line.startswith(("  why:  ", "  mend: ", "  rule: ")) for line in rest), paragraph
+            assert any(line.startswith("  mend: ") for line in rest), paragraph
+        assert changes or content(tmp_path) == before
+        return str(err)
 
     return call

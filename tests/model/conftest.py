@@ -1,4 +1,7 @@
-"""The model tests run on a CPU, and on a GPU where there is one; test modules import model_cases."""
+"""The model tests run on a CPU, and on a GPU where there is one; test modules import model_cases.
+
+Those of the fused implementation run once: on the GPU, else under Triton's interpreter on the CPU.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,11 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parent.parent / "kernels"))
+
+from mended_interpreter import kernel_device
+
+__all__ = ["kernel_device"]
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from redline.attention import MaskSpec, select_backend
 from redline.formulas.shape import ModelShape, RopeScaling
-from redline.model import DropoutState, Transformer, dropout_keys, init_parameters, local_ops
+from redline.model import DropoutState, Ops, Transformer, dropout_keys, init_parameters, local_ops
 
 SIZES = {
     "num_layers": 2,
@@ -62,9 +62,13 @@ def make_model(
     main_grad: torch.dtype | None = None,
     backend: str = "auto",
     fuse_wgrad: bool = True,
+    ops: Ops | None = None,
     **options: Any,
 ) -> Transformer:
-    """A model with weights; `main_grad` gives every parameter a zeroed buffer of that dtype."""
+    """A model with weights; `main_grad` gives every parameter a zeroed buffer of that dtype.
+
+    ops: None for the local ones.
+    """
     attention, _ = select_backend(
         backend,
         device_type=device,
@@ -74,7 +78,7 @@ def make_model(
         num_groups=shape.num_groups,
         dropout=shape.attention_dropout,
     )
-    ops = local_ops(fuse_wgrad=fuse_wgrad)
+    ops = local_ops(fuse_wgrad=fuse_wgrad) if ops is None else ops
     model = Transformer(shape, attention=attention, dtype=dtype, ops=ops, **options)
     model.to_empty(device=device)
     init_parameters(model, shape, seed=7)

@@ -10,8 +10,9 @@ from torch import nn
 
 from redline.errors import ConfigError
 from redline.optim import adam as adam_module
-from redline.optim.adam import AdamOptions, AdamW, Group, adamw_reference, group_of, segments
+from redline.optim.adam import AdamOptions, AdamW, adamw_reference
 from redline.optim.flat import ALIGNMENT, FlatBuffers, Slot
+from redline.optim.groups import Group, group_of, segments
 
 OPTIONS = AdamOptions(beta1=0.9, beta2=0.95, eps=1e-8)
 NAMES = (

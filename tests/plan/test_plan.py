@@ -106,7 +106,7 @@ def test_memory_follows_what_build_chooses():
     assert asked.microbatch.attention == "unfused"  # dropout of attention needs the probabilities
     dense = plan(H200, attention_dropout=0.0)
     assert dense.microbatch.attention == "flash"
-    unfused = dense.with_attention("unfused")
+    unfused = dense.with_implementation("unfused", dense.microbatch.fused)
     assert unfused.memory.total > dense.memory.total and unfused.shape == dense.shape
     assert plan(H200, attention_dropout=0.0, fp32=True).microbatch.attention == "unfused"
     assert plan(attention_dropout=0.0, attention_backend="unfused").microbatch.attention == "unfused"

@@ -4,7 +4,7 @@ from redline.attention.flash import flash_attention
 from redline.attention.fused import fused_attention
 from redline.attention.select import BACKENDS, select_backend
 from redline.attention.spec import Attention, AttentionDropout, MaskSpec, Request
-from redline.attention.unfused import unfused_attention
+from redline.attention.unfused import fused_softmax, unfused_attention
 
 __all__ = [
     "BACKENDS",
@@ -14,6 +14,7 @@ __all__ = [
     "Request",
     "flash_attention",
     "fused_attention",
+    "fused_softmax",
     "select_backend",
     "unfused_attention",
 ]

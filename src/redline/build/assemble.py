@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
-from redline.attention import Attention, select_backend
+from redline.attention import Attention, fused_softmax, select_backend, unfused_attention
 from redline.build.determinism import determinism
+from redline.build.kernels import kernel_conditions
 from redline.choice import Choice
 from redline.config import RunConfig
-from redline.model import Transformer, check_names, init_tensors, local_ops
-from redline.optim import AdamOptions, FlatBuffers, NonFiniteAction, Optimizer, make_loss_scale
-from redline.plan import Plan
+from redline.model import Transformer, check_names, fused_ops, init_tensors
+from redline.optim import AdamImpl, AdamOptions, FlatBuffers, NonFiniteAction, Optimizer, make_loss_scale
+from redline.plan import Plan, choose_kernels
 from redline.precision import Recipe, make_recipe
 
 
@@ -27,19 +29,27 @@ class Assembly:
     choices: tuple[Choice, ...]
 
 
-def assemble(config: RunConfig, plan: Plan, device: torch.device) -> Assembly:
+def assemble(config: RunConfig, plan: Plan, device: torch.device, *, interpret: bool = False) -> Assembly:
     """Build on the meta device, move the parameters into flat buffers, draw the initial weights.
+
+    Args:
+        interpret: run kernels on a CPU too where they are asked for by name, by Triton's interpreter (to
+            test them: it is thousands of times slower).
 
     Raises: ConfigError when an implementation asked for by name cannot run this model here.
     """
     recipe = make_recipe(plan.precision, grad_in_bf16=config.precision.grad_reduce_in_bf16)
     attention, attention_choice = choose_attention(config, plan, recipe, device)
-    plan = plan.with_attention(attention_choice.ran)
+    conditions = kernel_conditions(plan, device, attention_choice.ran, interpret=interpret)
+    kernels = choose_kernels(config.kernels, plan.shape, conditions)
+    plan = plan.with_implementation(attention_choice.ran, kernels.fused)
+    if "masked_softmax" in kernels.fused:
+        attention = partial(unfused_attention, softmax=fused_softmax)
     model = Transformer(
         plan.shape,
         attention=attention,
         dtype=recipe.compute,
-        ops=local_ops(fuse_wgrad=config.kernels.gradient_accumulation_fusion),
+        ops=fused_ops(kernels.fused, fuse_wgrad=config.kernels.gradient_accumulation_fusion),
     )
     buffers = FlatBuffers(
         model.named_parameters(), main_dtype=recipe.main, grad_dtype=recipe.grad, device=device
@@ -50,13 +60,11 @@ def assemble(config: RunConfig, plan: Plan, device: torch.device) -> Assembly:
     check_names(main_params, plan.shape)
     init_tensors(main_params.items(), plan.shape, config.train.seed)
     buffers.sync_params()
-    impl = config.kernels.transformer_impl
-    implementation = Choice(
-        "transformer-impl", impl, "local", "plain PyTorch, the one implementation there is"
-    )
-    bits = determinism(config.train.deterministic_mode, device.type, attention_choice.ran)
-    optimizer = make_optimizer(config, buffers, recipe)
-    return Assembly(plan, model, optimizer, recipe, (implementation, attention_choice, bits))
+    bits = determinism(config.train.deterministic_mode, device.type, attention_choice.ran, kernels.fused)
+    optimizer = make_optimizer(config, buffers, recipe, "triton" if "adamw" in kernels.fused else "auto")
+    adam = replace(optimizer.adam.choice, asked="auto")
+    choices = (*kernels.choices, adam, attention_choice, bits)
+    return Assembly(plan, model, optimizer, recipe, choices)
 
 
 def choose_attention(
@@ -78,13 +86,15 @@ def choose_attention(
     )
 
 
-def make_optimizer(config: RunConfig, buffers: FlatBuffers, recipe: Recipe) -> Optimizer:
-    """AdamW on `buffers` as the options say."""
+def make_optimizer(
+    config: RunConfig, buffers: FlatBuffers, recipe: Recipe, impl: AdamImpl = "auto"
+) -> Optimizer:
+    """AdamW on `buffers` as the options say, by the implementation `impl`."""
     optim, train = config.optim, config.train
     action: NonFiniteAction = train.nonfinite_action if train.check_for_nan_in_loss_and_grad else "ignore"
     return Optimizer(
         buffers,
-        adam=AdamOptions(beta1=optim.adam_beta1, beta2=optim.adam_beta2, eps=optim.adam_eps),
+        adam=AdamOptions(beta1=optim.adam_beta1, beta2=optim.adam_beta2, eps=optim.adam_eps, impl=impl),
         clip_grad=optim.clip_grad,
         loss_scale=make_loss_scale(
             loss_scaling=recipe.loss_scaling,

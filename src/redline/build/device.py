@@ -32,14 +32,14 @@ def open_device(
     device, choice = _choose(runtime.device)
     if device.type == "cpu" and empty_cache_level:
         raise InvalidConfigError([_no_cache(empty_cache_level)])
-    choices = [choice]
-    if device.type == "cpu":
-        threads = runtime.threads or environment.omp_num_threads
-        if threads:
-            torch.set_num_threads(threads)
-        why = "as asked" if runtime.threads else "OMP_NUM_THREADS" if threads else "all cores"
-        choices.append(Choice("threads", str(runtime.threads or "auto"), str(torch.get_num_threads()), why))
-    return device, choices
+    threads = runtime.threads or environment.omp_num_threads
+    if threads:
+        torch.set_num_threads(threads)
+    why = "as asked" if runtime.threads else "OMP_NUM_THREADS" if threads else "all cores"
+    return device, [
+        choice,
+        Choice("threads", str(runtime.threads or "auto"), str(torch.get_num_threads()), why),
+    ]
 
 
 def _choose(asked: str) -> tuple[torch.device, Choice]:

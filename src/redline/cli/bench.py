@@ -3,31 +3,46 @@
 from __future__ import annotations
 
 import difflib
+import errno
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from redline.errors import UsageError
+from redline.errors import RedlineError, UsageError
+from redline.files import os_errors_as
 from redline.units import format_bytes, format_count, format_duration
 
 USAGE = """\
 Measure this machine. Results go to a JSON file that names commit, versions and device.
 
 usage: redline bench step [--steps N] [--out FILE] [CONFIG.toml] [flags of `redline train`]
+       redline bench kernels [--only NAME ...] [--quick] [--out FILE]
        redline bench data [--tokens N] [--out FILE]
 
-  step   whole optimizer steps: tokens/s, MFU, peak memory (default: 10 steps of the demo)
-  data   document, sample and shuffle indices of a corpus of short documents (default: 100 million tokens)
+  step     whole optimizer steps: tokens/s, MFU, peak memory (default: 10 steps of the demo)
+  kernels  each fused operator, checked, then timed beside its plain twin, torch.compile, liger-kernel, quack
+  data     document, sample and shuffle indices of a corpus of short documents (default: 100 million tokens)
 
-  --out FILE      where the result goes (default: bench-CASE.json)
-  --commit REV    the code's commit, where git cannot tell it"""
-CASES = ("step", "data")
+  --steps N       steps to measure, after 3 that warm up (default: 10)
+  --only NAME     this operator alone, for example rms_norm; may be repeated
+  --quick         one case an operator, few rounds, without torch.compile
+  --tokens N      size of the corpus (default: 100000000)
+  --out FILE      where the result goes, in place of an older one (default: bench-CASE.json)
+  --commit REV    the code's commit, where git cannot tell it
+
+examples:
+  redline bench step
+  redline bench step --preset llama3.2-1b --mock-data --train-iters 20 --steps 10 --out 1b.json
+  redline bench kernels --only rms_norm --only linear_cross_entropy
+  redline bench data --tokens 10000000"""
+CASES = ("step", "kernels", "data")
 
 
 def main(argv: Sequence[str]) -> int:
     """Run one benchmark and write its result."""
     words = list(argv)
-    if not words or words[0] in ("-h", "--help"):
+    if not words or "-h" in words or "--help" in words:
         print(USAGE)
         return 0
     case, *rest = words
@@ -40,16 +55,31 @@ def main(argv: Sequence[str]) -> int:
         )
     out = Path(_take(rest, "--out", f"bench-{case}.json"))
     commit = _take(rest, "--commit", "") or None
-    device, row = _step(rest) if case == "step" else _data(rest)
+    _require_writable(out)  # before the measurement, not after it
+    measure = {"step": _step, "kernels": _kernels, "data": _data}[case]
+    device, rows, code = measure(rest)
 
     from redline.bench import write_result
 
-    write_result(out, case, device, [row], commit)
+    write_result(out, case, device, rows, commit)
     print(f"written to {out}")
-    return 0
+    return code
 
 
-def _step(words: list[str]) -> tuple[str, dict[str, Any]]:
+def _require_writable(path: Path) -> None:
+    with os_errors_as(RedlineError, path, "write"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "it is a folder")
+        if not os.access(path.parent, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+# Each returns the device, the rows and the exit code.
+Measured = tuple[str, list[dict[str, Any]], int]
+
+
+def _step(words: list[str]) -> Measured:
     from redline.config import parse_args, read_environment
 
     steps = _take_count(words, "--steps", 10)
@@ -66,10 +96,37 @@ def _step(words: list[str]) -> tuple[str, dict[str, Any]]:
         f"(predicted {format_bytes(row['predicted_memory']['total'])})"
     )
     device = next(choice["ran"] for choice in row["choices"] if choice["what"] == "device")
-    return device, row
+    return device, [row], 0
 
 
-def _data(words: list[str]) -> tuple[str, dict[str, Any]]:
+def _kernels(words: list[str]) -> Measured:
+    only: list[str] = []
+    while name := _take(words, "--only", ""):
+        only.append(name)
+    quick = "--quick" in words
+    words[:] = [word for word in words if word != "--quick"]
+    if words:
+        raise UsageError(f"redline bench kernels knows no {words[0]!r}.", mend="see `redline bench --help`.")
+
+    import torch
+
+    from redline.bench.kernels import FULL, QUICK, all_passed, bench_kernels, cases_of
+    from redline.report.kernels import print_kernels
+
+    effort = QUICK if quick else FULL
+    cases_of(only, effort)  # a misspelt name is said first
+    if not torch.cuda.is_available():
+        raise UsageError(
+            "timing kernels needs a GPU, and PyTorch finds none here.",
+            why="on a CPU they run interpreted, thousands of times slower.",
+            mend="run this on a machine with an NVIDIA GPU; `make test` checks their results anywhere.",
+        )
+    rows = bench_kernels(only, effort, print)
+    print_kernels(rows)
+    return "cuda", rows, 0 if all_passed(rows) else 1
+
+
+def _data(words: list[str]) -> Measured:
     from redline.bench import data_index_case
 
     num_tokens = _take_count(words, "--tokens", 100_000_000)
@@ -78,10 +135,11 @@ def _data(words: list[str]) -> tuple[str, dict[str, Any]]:
     row = data_index_case(num_tokens=num_tokens)
     one = row["one_epoch"]
     print(
-        f"{format_count(row['num_tokens'])} tokens in {format_count(row['num_documents'])} documents: indices of "
-        f"one epoch in {format_duration(one['seconds'])} ({format_count(one['tokens_per_s'])} tokens/s)"
+        f"{format_count(row['num_tokens'])} tokens in {format_count(row['num_documents'])} documents: "
+        f"indices of one epoch in {format_duration(one['seconds'])}, "
+        f"{format_count(one['tokens_per_s'])} tokens/s"
     )
-    return "cpu", row
+    return "cpu", [row], 0
 
 
 def _take(words: list[str], flag: str, default: str) -> str:

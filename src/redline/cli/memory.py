@@ -25,13 +25,17 @@ from redline.units import format_bytes, format_count
 USAGE = """\
 usage: redline memory [CONFIG.toml] [--flags of redline train] [--gpu NAME] [--tensors] [--json]
 
-Parameters, FLOPs and the predicted peak memory of training on one device, part by part.
+Parameters, FLOPs (floating-point operations) and the predicted peak memory of training on one device, part
+by part. Nothing is allocated, and neither torch nor a GPU is needed.
 
-  --gpu NAME   the device to plan for, for example h100, a100, rtx4090; default: this machine's
-  --tensors    also list every tensor that is saved for backward
+  --gpu NAME   the device to plan for, for example h100, a100, rtx4090 (default: this machine's)
+  --tensors    also list every tensor that is kept from the forward for the backward pass
   --json       print one JSON document
 
-example: redline memory --preset llama3.2-1b --micro-batch-size 4 --gpu h200"""
+examples:
+  redline memory --preset llama3.2-1b --micro-batch-size 4 --gpu h200
+  redline memory --preset llama3-8b --num-layers 8 --seq-length 8192 --bf16 --tensors
+  redline memory config.toml --vocab-size 32000 --json"""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -145,11 +149,10 @@ def _with_length(config: RunConfig) -> RunConfig:
 
 
 def _print(plan: Plan, hardware: Hardware, tensors: bool) -> None:
-    from rich.console import Console
-
+    from redline.cli.console import ReportConsole
     from redline.report.text import key_values
 
-    console = Console()
+    console = ReportConsole()
     console.print(key_values("parameters", _parameter_rows(plan)))
     console.print(key_values("model FLOPs, forward and backward", _flop_rows(plan)))
     console.print(key_values("predicted peak memory of training", _memory_rows(plan, hardware)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
 from redline.config import format_help, parse_args, to_toml
@@ -20,10 +19,9 @@ def main(argv: Sequence[str]) -> int:
         print(to_toml(parsed.config), end="")
         return 0
 
+    from redline.cli.console import ReportConsole
     from redline.report import print_summary
     from redline.run import run
 
-    summary = run(parsed)
-    sys.stdout.flush()
-    print_summary(summary)
+    print_summary(run(parsed), ReportConsole())
     return 0

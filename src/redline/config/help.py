@@ -11,10 +11,25 @@ from redline.config.tree import SECTIONS, options
 COLUMN = 32  # where the meaning begins
 USAGE = "usage: redline train [CONFIG.toml] [--flag value ...]"
 INTRO = """
+Train a GPT, Llama or Qwen model. With no arguments: a small one, on the source text of Python's own library.
 Flags override the file, the file overrides --preset. A TOML key is a flag's name with underscores.
 Every switch --x has --no-x; "none" unsets what can be unset.
 """
-FOOTER = "--help-all shows every flag; docs/options.md says more."
+# Flags of the command itself, which are no part of a configuration.
+INSTEAD = {
+    "--print-config": "Print the whole resolved configuration as TOML, which can be used again.",
+    "--help": "Show the flags used most.",
+    "--help-all": "Show every flag; docs/options.md says more.",
+}
+EXAMPLES = """\
+examples:
+  redline train
+  redline train --data-path data/mine_text_document \\
+      --num-layers 8 --hidden-size 512 --swiglu \\
+      --num-attention-heads 8 --train-iters 2000 \\
+      --save runs/mine --save-interval 500
+  redline train runs/mine/config.toml \\
+      --load runs/mine --save runs/mine"""
 
 
 def format_help(short: bool = True, width: int | None = None) -> str:
@@ -32,9 +47,9 @@ def format_help(short: bool = True, width: int | None = None) -> str:
         ]
         if shown:
             blocks.append("\n".join([f"{section.title}:", *(_entry(option, width) for option in shown)]))
-    if short:
-        blocks.append(textwrap.fill(FOOTER, width))
-    return "\n\n".join(blocks) + "\n"
+    instead = (_line(f"  {flag}", meaning, width) for flag, meaning in INSTEAD.items())
+    blocks.append("\n".join(["Instead of training:", *instead]))
+    return "\n\n".join([*blocks, EXAMPLES]) + "\n"
 
 
 def _terminal_width() -> int:
@@ -46,10 +61,14 @@ def _terminal_width() -> int:
 
 
 def _entry(option: Option, width: int) -> str:
-    head = f"  {_head(option)}"
-    indent = " " * COLUMN
     also = ", ".join((*option.spec.aliases, *option.spec.shorthands))
     meaning = f"{option.spec.help}{f' Also {also}.' if also else ''}{remark(option)}"
+    return _line(f"  {_head(option)}", meaning, width)
+
+
+def _line(head: str, meaning: str, width: int) -> str:
+    """A flag and what it means, in two columns, or one below the other where the flag is too long."""
+    indent = " " * COLUMN
     body = textwrap.fill(
         meaning, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
     )
@@ -60,7 +79,7 @@ def _entry(option: Option, width: int) -> str:
 
 def _head(option: Option) -> str:
     if option.kind is bool:
-        return f"--no-{option.flag[2:]}" if option.default is True else option.flag
+        return f"--[no-]{option.flag[2:]}" if option.default is True else option.flag
     return f"{option.flag} {option.metavar}"
 
 

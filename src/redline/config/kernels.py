@@ -9,7 +9,7 @@ from redline.config.waits import CUSTOM_CODE, FUSED_KERNELS, INFERENCE_ONLY, TRA
 
 def fusion(help: str, megatron: bool = True) -> bool | None:
     """A fused operator: unset lets --transformer-impl decide."""
-    fused: bool | None = flag(None, megatron=megatron, waits_for=FUSED_KERNELS, already=(False,), help=help)
+    fused: bool | None = flag(None, megatron=megatron, help=help)
     return fused
 
 
@@ -24,12 +24,8 @@ class KernelsConfig(Section):
         "auto",
         short=True,
         megatron="transformer_engine",
-        refused={
-            "fused": FUSED_KERNELS,
-            "transformer_engine": TRANSFORMER_ENGINE,
-            "inference_optimized": INFERENCE_ONLY,
-        },
-        help="Implementation of the model; local is plain PyTorch, auto the fastest that works here.",
+        refused={"transformer_engine": TRANSFORMER_ENGINE, "inference_optimized": INFERENCE_ONLY},
+        help="Implementation of the model: fused kernels, or local, plain PyTorch; auto: fused on a GPU.",
     )
     gradient_accumulation_fusion: bool = flag(
         True, help="Add weight gradients to the main gradient inside their GEMM."
@@ -40,12 +36,21 @@ class KernelsConfig(Section):
     masked_softmax_fusion: bool | None = fusion("One kernel for scale, mask and softmax.")
     rope_fusion: bool | None = fusion("One kernel for the rotation of queries and keys.")
     persist_layer_norm: bool | None = fusion("One persistent kernel for a norm.")
-    fused_residual_rmsnorm: bool | None = fusion("One kernel for residual and RMSNorm.", megatron=False)
+    fused_residual_rmsnorm: bool | None = flag(
+        None,
+        megatron=False,
+        waits_for=FUSED_KERNELS,
+        already=(False,),
+        help="One kernel for residual and RMSNorm.",
+    )
     cross_entropy_loss_fusion: bool | None = fusion(
         "One kernel for the loss and its gradient.", megatron=False
     )
     cross_entropy_fusion_impl: Literal["native", "te", "linear"] = flag(
-        "native", waits_for=FUSED_KERNELS, needs={"cross_entropy_loss_fusion": True}, help="Which fused loss."
+        "linear",
+        megatron="native",
+        refused={"te": TRANSFORMER_ENGINE},
+        help="Which fused loss: linear never holds the logits whole, native keeps them in memory.",
     )
     jit_fuser: bool | None = flag(
         None,

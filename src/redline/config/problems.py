@@ -52,10 +52,12 @@ def raise_problems(problems: Iterable[Problem]) -> None:
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known name that looks most like `word`, or None when none is close."""
+    """The known name that looks most like `word`, or None when none is close; leading dashes do not count."""
     from difflib import get_close_matches  # needed only once something is wrong
 
-    return next(iter(get_close_matches(word, list(known), n=1, cutoff=0.6)), None)
+    names = {name.lstrip("-"): name for name in known}
+    found = get_close_matches(word.lstrip("-"), list(names), n=1, cutoff=0.6)
+    return names[found[0]] if found else None
 
 
 def suggestion(word: str, known: Iterable[str], otherwise: str) -> str:

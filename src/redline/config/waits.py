@@ -81,8 +81,8 @@ COMPILE = Waits("compile", "it waits for compiled blocks.", "leave it out: the m
 CUDA_GRAPHS = Waits("cuda-graphs", "it waits for CUDA graphs.", "leave it out: the model runs eagerly.")
 FUSED_KERNELS = Waits(
     "fused-kernels",
-    "it waits for Redline's fused kernels.",
-    "use --transformer-impl local, the plain PyTorch path.",
+    "it waits for a block that hands its residual to the next norm.",
+    "leave it out: --transformer-impl fused has one kernel for each of the two.",
 )
 OWN_ATTENTION = Waits(
     "own-attention", "it waits for Redline's own attention kernel.", "use --attention-backend auto."

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from redline.errors import DataError
-from redline.files import os_errors_as
+from redline.files import os_errors_as, refusal
 
 TEXT_SUFFIXES = (".txt", ".text", ".md", ".rst", ".py")
 JSON_SUFFIXES = (".jsonl", ".json", ".ndjson")
@@ -46,12 +46,23 @@ class Chunk:
     pieces: Sequence[Any]
     num_bytes: int
 
+    def where(self, offset: int) -> str:
+        """A piece, as an error message names it: the file, and the line or row in it."""
+        return self.pieces[offset] if self.kind == "text" else f"{self.source}:{self.first + offset}"
+
 
 @dataclass(slots=True)
 class Texts:
-    """The parsed documents of a chunk: for each key, one text a document; and how many were malformed."""
+    """The parsed documents of a chunk.
+
+    Attributes:
+        by_key: for each key, one text a document.
+        offsets: the piece that each document was.
+        num_bad: malformed pieces.
+    """
 
     by_key: dict[str, list[str]]
+    offsets: list[int]
     num_bad: int = 0
 
 
@@ -132,7 +143,7 @@ def texts_of(chunk: Chunk, keys: Sequence[str], *, skip_bad: bool = False) -> Te
     Raises: DataError, naming file and line, for the first malformed document; with `skip_bad` they are
         counted.
     """
-    texts = Texts({key: [] for key in keys})
+    texts = Texts({key: [] for key in keys}, [])
     for offset, piece in enumerate(chunk.pieces):
         try:
             document = _parse(chunk, piece, keys)
@@ -140,16 +151,24 @@ def texts_of(chunk: Chunk, keys: Sequence[str], *, skip_bad: bool = False) -> Te
             if skip_bad:
                 texts.num_bad += 1
                 continue
-            where = piece if chunk.kind == "text" else f"{chunk.source}:{chunk.first + offset}"
-            raise DataError(
-                f"{where}: {error}.",
-                why="a document is UTF-8 text, a JSON object, or a table row with text under "
-                f"{', '.join(map(repr, keys))}.",
-                mend="mend the file, name the right --json-keys, or add --skip-bad-lines.",
-            ) from error
+            raise _malformed(chunk, offset, keys, error) from error
+        if document:
+            texts.offsets.append(offset)
         for key, text in document.items():
             texts.by_key[key].append(text)
     return texts
+
+
+def _malformed(chunk: Chunk, offset: int, keys: Sequence[str], error: Exception) -> DataError:
+    if isinstance(error, OSError) and error.strerror:
+        return refusal(DataError, error, f"read {chunk.where(offset)}")
+    if chunk.kind == "text":
+        why = "a text file holds UTF-8."
+        mend = "convert it (`iconv -t UTF-8`), or leave it out with --skip-bad-lines."
+    else:
+        why = f"a line or row is an object with text under {', '.join(map(repr, keys))}, in UTF-8."
+        mend = "mend the file, name the right --json-keys, or add --skip-bad-lines."
+    return DataError(f"{chunk.where(offset)}: {error}.", why, mend)
 
 
 def _parse(chunk: Chunk, piece: Any, keys: Sequence[str]) -> dict[str, str]:
@@ -226,7 +245,7 @@ def _parquet_chunks(path: Path, keys: Sequence[str]) -> Iterator[Chunk]:
                 first += batch.num_rows
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(
-            f"{path} cannot be read as Parquet: {error}.",
+            f"{path} cannot be read as Parquet: {str(error).rstrip('.')}.",
             why="it is cut short, or no Parquet file.",
             mend="copy or write the file again.",
         ) from error

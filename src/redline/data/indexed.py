@@ -8,6 +8,7 @@ that a file cut short stops the run before its first step and not in the middle 
 from __future__ import annotations
 
 import os
+import re
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +32,17 @@ def concat_ranges(starts: NDArray[Any], lengths: NDArray[Any]) -> NDArray[np.int
     return np.repeat(shift, lengths) + np.arange(lengths.sum(), dtype=np.int64)
 
 
+def _how_to_find(prefix: Path) -> str:
+    """What to do about a prefix without its files: name those that begin with it, if there are any."""
+    beside = (path for path in prefix.parent.glob("*.idx") if path.name.startswith(prefix.name))
+    near = sorted(str(path.with_suffix("")) for path in (*beside, *prefix.glob("*.idx")))
+    if near := [path for path in near if path != str(prefix)]:
+        return f"did you mean {' or '.join(near[:3])}?"
+    if re.fullmatch(r"[0-9.]+", str(prefix)):
+        return "a number is a weight where weights and prefixes alternate: 0.7 first 0.3 second."
+    return "check the path, or make the pair with `redline data prepare`."
+
+
 class IndexedDataset:
     """One `.bin/.idx` pair, read only.
 
@@ -48,7 +60,7 @@ class IndexedDataset:
                 raise DataError(
                     f"there is no file {path}.",
                     why=f"data is named by the common prefix of a .bin and an .idx file, here {self.prefix}.",
-                    mend="check the path, or make the pair with `redline data prepare`.",
+                    mend=_how_to_find(self.prefix),
                 )
         self.index: Index = read_index(idx_path(self.prefix))
         self.num_tokens = int(self.index.lengths.sum(dtype=np.int64))

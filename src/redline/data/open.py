@@ -86,7 +86,7 @@ class _Opener:
         kept = [i for i, part in enumerate(parts) if part.num_tokens and (weights is None or weights[i] > 0)]
         asked = f"{flag} {' '.join(words)}" if share is None else f"--split {spec.split}"
         if not kept:
-            self._refuse_or_drop(name, asked, [len(part.store.lengths) for part in parts])
+            self._refuse_or_drop(name, asked, parts)
             return None
         for i in sorted(set(range(len(parts))) - set(kept)):
             why = "its weight is 0" if parts[i].num_tokens else "it holds no tokens for this split"
@@ -115,16 +115,27 @@ class _Opener:
         own = (spec.train_data_path, spec.valid_data_path, spec.test_data_path)[number]
         return f"--{SPLIT_NAMES[number]}-data-path", own, None
 
-    def _part(self, prefix: str, number: int, share: tuple[float, float, float] | None) -> _Part:
+    def _store(self, prefix: str) -> TokenStore:
+        """The tokens of one data set, opened once."""
         spec = self.spec
-        if prefix not in self.stores:
+        if prefix in self.stores:
+            return self.stores[prefix]
+        if spec.mock_data:
             eod_id = spec.vocab_size - 1 if spec.eod_id is None else spec.eod_id
-            self.stores[prefix] = (
-                MockStore(spec.vocab_size, eod_id)
-                if spec.mock_data
-                else IndexedDataset(prefix, mmap=spec.mmap_bin_files)
+            self.stores[prefix] = MockStore(spec.vocab_size, eod_id)
+            return self.stores[prefix]
+        pair = IndexedDataset(prefix, mmap=spec.mmap_bin_files)
+        if pair.dtype.kind == "f":
+            raise DataError(
+                f"{pair.bin_path} holds {pair.dtype.name} numbers.",
+                why="token ids are whole numbers.",
+                mend="name token files; `redline data inspect` shows what a pair holds.",
             )
-        store = self.stores[prefix]
+        self.stores[prefix] = pair
+        return pair
+
+    def _part(self, prefix: str, number: int, share: tuple[float, float, float] | None) -> _Part:
+        store = self._store(prefix)
         everything = range(len(store.lengths))
         documents = everything if share is None else split_ranges(share, len(store.lengths))[number]
         num_tokens = int(store.lengths[documents.start : documents.stop].sum(dtype="int64"))
@@ -133,12 +144,13 @@ class _Opener:
     def _leave_out(self, split: str, part: _Part, asked: str, why: str) -> None:
         self.choices.append(Choice(f"{split} data {part.name}", asked, "left out", why))
 
-    def _refuse_or_drop(self, name: str, asked: str, documents: list[int]) -> None:
+    def _refuse_or_drop(self, name: str, asked: str, parts: Sequence[_Part]) -> None:
         """No data set has tokens for this split: an error for training, else evaluation is off."""
+        held = " and ".join(f"{part.name} holds {_documents(len(part.store.lengths))}" for part in parts)
+        empty = not any(int(part.store.lengths.sum(dtype="int64")) for part in parts)
         why = f"no --{name}-data-path is given"
-        if documents:
-            total = " + ".join(map(str, documents))
-            why = f"the data holds {total} documents, and this leaves no token for the {name} split"
+        if parts:
+            why = f"{held}, {'without a token' if empty else f'and this leaves none for the {name} split'}"
         if name == "train":
             raise DataError(
                 f"{asked.strip()}: the train split is empty.",
@@ -211,6 +223,10 @@ class _Opener:
             self.reports.append(
                 PartReport(split, part.name, weight, len(part.documents), part.num_tokens, epochs)
             )
+
+
+def _documents(count: int) -> str:
+    return f"{count} document{'' if count == 1 else 's'}"
 
 
 def open_data(spec: DataSpec) -> DataSplits:

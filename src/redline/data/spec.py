@@ -58,9 +58,9 @@ class DataSpec:
         ]
         if switches and self.eod_id is None:
             raise ConfigError(
-                f"{' '.join(switches)}: the tokenizer has no end-of-document token.",
+                f"{' '.join(switches)}: no end-of-document token is known.",
                 why="documents inside a sample are told apart by that token.",
-                mend="name a vocabulary entry with --eod-token, or leave these options out.",
+                mend="name the tokenizer with --tokenizer-model, and its token with --eod-token if need be.",
             )
         if self.dataloader_type not in ("single", "cyclic"):
             raise ConfigError(

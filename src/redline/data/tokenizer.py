@@ -156,6 +156,12 @@ def open_tokenizer(spec: TokenizerSpec) -> Tokenizer:
             why=f"the types are {', '.join(TOKENIZER_TYPES)}.",
             mend="use HuggingFaceTokenizer with a tokenizer.json; most tokenizers are published as one.",
         )
+    if spec.eod_token is not None and spec.tokenizer_type in ("ByteTokenizer", "NullTokenizer"):
+        raise ConfigError(
+            f"--eod-token {spec.eod_token!r}: the data's {spec.tokenizer_type} has no tokens by name.",
+            why="its end-of-document token is the last id.",
+            mend="leave --eod-token out.",
+        )
     tokenizer = TOKENIZER_TYPES[spec.tokenizer_type](spec)
     if spec.eod_token is not None and tokenizer.eod_id is None:
         raise ConfigError(
@@ -186,12 +192,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int, *, show_progress: bool = Fa
     Source: Sennrich et al. 2016, arXiv 1508.07909; on bytes: Radford et al. 2019 (GPT-2), section 2.2.
     """
     library = _library()
-    if vocab_size < 257:
-        raise ConfigError(
-            f"a vocabulary of {vocab_size} entries is too small for byte-level BPE.",
-            why="256 bytes and the end-of-document token need 257.",
-            mend="ask for 257 or more.",
-        )
+    check_vocab_size(vocab_size)
     tokenizer = _byte_level(library.models.BPE())
     trainer = library.trainers.BpeTrainer(
         vocab_size=vocab_size,
@@ -201,6 +202,16 @@ def train_bpe(texts: Iterable[str], vocab_size: int, *, show_progress: bool = Fa
     )
     tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
+
+
+def check_vocab_size(vocab_size: int) -> None:
+    """Raise ConfigError when a byte-level BPE cannot be that small."""
+    if vocab_size < 257:
+        raise ConfigError(
+            f"a vocabulary of {vocab_size} entries is too small for byte-level BPE.",
+            why="256 bytes and the end-of-document token need 257.",
+            mend="ask for 257 or more.",
+        )
 
 
 def save_tokenizer(tokenizer: tokenizers.Tokenizer, path: Path) -> None:

@@ -1,8 +1,9 @@
 """What one microbatch keeps for backward, and what it needs on top for a moment: a table, one line a tensor.
 
-The table describes the plain implementation (`--transformer-impl local`): every autograd node of model/ and
-attention/ saves what stands here. e is the size of the compute dtype, w that of the wide one (fp32, or fp64
-under fp64) in which norms, softmax and loss run; T = S * B tokens.
+Every autograd node of model/, attention/ and the fused operators saves what stands here. e is the size of the
+compute dtype, w that of the wide one (fp32, or fp64 under fp64) in which plain norms, softmax and loss run;
+T = S * B tokens. A fused operator keeps its input in the compute dtype and a few fp32 numbers a row, and
+draws dropout masks again; queries and keys are turned in place.
 
 Vectors of the hidden size (gains and biases read in the wide dtype) are left out; they are a few kB a layer.
 """
@@ -13,10 +14,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from redline.formulas.operators import Operator
 from redline.formulas.shape import ModelShape
 from redline.formulas.state import ITEM_BYTES
+from redline.units import GIB
 
-BOOL, INT64 = 1, 8
+BOOL, INT64, FP32 = 1, 8, 4
+LOGITS_BYTES = GIB  # of one chunk of the loss without logits
+GEMM_TILE, ROW_ALIGNMENT = 128, 64  # its chunks are multiples of the first, its rows of the second
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +37,7 @@ class MicrobatchShape:
         fuse_wgrad: weight gradients are added to main_grad inside their GEMM.
         grad_dtype: of main_grad.
         segments: documents are kept apart by a mask of every sample.
+        fused: the operators that run as Redline's kernels; the others are plain PyTorch.
     """
 
     seq_length: int
@@ -42,6 +48,7 @@ class MicrobatchShape:
     fuse_wgrad: bool = True
     grad_dtype: str = "fp32"
     segments: bool = False
+    fused: frozenset[Operator] = frozenset()
 
     @property
     def tokens(self) -> int:
@@ -83,16 +90,16 @@ def saved_by_layer(shape: ModelShape, run: MicrobatchShape) -> tuple[Held, ...]:
     """What one layer keeps for backward."""
     T, e = run.tokens, run.item
     saved = [
-        *_norm(shape, run, "attention", "attention.norm", T, shape.hidden),
+        *_norm(shape, run, "attention", "attention.norm", T, shape.hidden, fused="norm" in run.fused),
         Held("attention", "attention.qkv", "input", T * shape.hidden * e),
         *_attention(shape, run),
         Held("attention", "attention.proj", "input", T * shape.q_size * e),
-        *_norm(shape, run, "mlp", "mlp.norm", T, shape.hidden),
+        *_norm(shape, run, "mlp", "mlp.norm", T, shape.hidden, fused="norm" in run.fused),
         Held("mlp", "mlp.fc1", "input", T * shape.hidden * e),
         *_activation(shape, run),
         Held("mlp", "mlp.fc2", "input", T * shape.ffn * e),
     ]
-    if shape.hidden_dropout:
+    if shape.hidden_dropout and "bias_dropout_add" not in run.fused:
         saved.append(Held("attention", "attention.dropout", "mask", T * shape.hidden * BOOL))
         saved.append(Held("mlp", "mlp.dropout", "mask", T * shape.hidden * BOOL))
     return tuple(held for held in saved if held.num_bytes)
@@ -107,17 +114,34 @@ def saved_by_embedding(shape: ModelShape, run: MicrobatchShape) -> tuple[Held, .
     ]
     if shape.position == "rope":
         saved.append(Held("embedding", "rope", "cos, sin", run.seq_length * shape.rotary_dim * run.wide))
-    if shape.hidden_dropout:
+    if shape.hidden_dropout and "bias_dropout_add" not in run.fused:
         saved.append(Held("embedding", "dropout", "mask", T * shape.hidden * BOOL))
     return tuple(saved)
 
 
 def saved_by_head(shape: ModelShape, run: MicrobatchShape) -> tuple[Held, ...]:
     """Final norm, head and loss."""
-    T = run.tokens
+    T, H = run.tokens, shape.hidden
+    norm = tuple(_norm(shape, run, "head", "final_norm", T, H, fused="norm" in run.fused))
+    if "linear_cross_entropy" in run.fused:
+        saved = [
+            Held("head", "loss", "gradient of the hidden states", T * H * run.item),
+            Held("head", "loss", "mask", T * BOOL),
+        ]
+        if not run.fuse_wgrad:
+            weight = shape.padded_vocab_size * H * run.item
+            saved.append(Held("head", "head", "weight gradient before it is added", weight))
+        return (*norm, *saved)
+    if "cross_entropy" in run.fused:
+        return (
+            *norm,
+            Held("head", "head", "input", T * H * run.item),
+            Held("head", "loss", "logits, padded", T * shape.padded_vocab_size * run.item),
+            Held("head", "loss", "labels, weights, log-sum-exp, mask", T * (INT64 + 2 * FP32 + BOOL)),
+        )
     return (
-        *_norm(shape, run, "head", "final_norm", T, shape.hidden),
-        Held("head", "head", "input", T * shape.hidden * run.item),
+        *norm,
+        Held("head", "head", "input", T * H * run.item),
         Held("head", "loss", "log probabilities", T * shape.vocab_size * run.wide),
         Held("head", "loss", "labels, weights, mask", T * (INT64 + run.wide + BOOL)),
     )
@@ -128,6 +152,13 @@ def loss_workspace(shape: ModelShape, run: MicrobatchShape) -> tuple[Held, ...]:
     T, V, e, w = run.tokens, shape.vocab_size, run.item, run.wide
     padded = shape.padded_vocab_size
     caller = Held("head", "head", "hidden states held by the caller", T * shape.hidden * e)
+    if "linear_cross_entropy" in run.fused:
+        return (caller, *_chunk_workspace(shape, run))
+    if "cross_entropy" in run.fused:  # the gradient of the logits takes their place
+        dhidden = Held("head", "head", "gradient of the hidden states", T * shape.hidden * e)
+        wide = T * (padded + shape.hidden) * ITEM_BYTES[run.grad_dtype] * run.copies_for_wgrad
+        widened = Held("head", "head", "wide operands of the weight gradient", wide)
+        return tuple(max([caller], [dhidden, widened], key=total_bytes))
     forward = [caller, Held("head", "loss", "logits, padded", T * padded * e)]
     if w > e or padded > V:  # the softmax reads a dense copy without the padding
         forward.append(Held("head", "loss", "wide logits", T * V * w))
@@ -139,16 +170,48 @@ def loss_workspace(shape: ModelShape, run: MicrobatchShape) -> tuple[Held, ...]:
     return tuple(max(forward, backward, key=total_bytes))
 
 
+def loss_chunk_tokens(tokens: int, vocab_size: int, item: int) -> int:
+    """Tokens a chunk of the loss without logits: the fewest equal chunks below LOGITS_BYTES."""
+    row = _round_up(vocab_size, ROW_ALIGNMENT) * item
+    most = max(LOGITS_BYTES // row // GEMM_TILE, 1) * GEMM_TILE
+    chunks = -(-tokens // most)
+    return min(_round_up(-(-tokens // max(chunks, 1)), GEMM_TILE), most)
+
+
+def _chunk_workspace(shape: ModelShape, run: MicrobatchShape) -> tuple[Held, ...]:
+    """While the loss without logits walks its chunks, beside the gradients that it leaves."""
+    T, H, e = run.tokens, shape.hidden, run.item
+    rows = min(loss_chunk_tokens(T, shape.vocab_size, e), T)
+    columns = _round_up(shape.vocab_size, ROW_ALIGNMENT)
+    held = [
+        Held("head", "loss", "hidden states that count", T * H * e),
+        Held("head", "loss", "logits of a chunk", rows * columns * e),
+    ]
+    if run.copies_for_wgrad:
+        wide = rows * (columns + H) * ITEM_BYTES[run.grad_dtype]
+        held.append(Held("head", "head", "wide operands of the weight gradient", wide))
+    if not run.fuse_wgrad and rows < T:
+        held.append(Held("head", "head", "weight gradient over chunks", shape.padded_vocab_size * H * FP32))
+    return tuple(held)
+
+
+def _round_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
+
+
 def mlp_workspace(shape: ModelShape, run: MicrobatchShape) -> tuple[Held, ...]:
     """Needed on top of the saved layers while the last MLP runs: forward, mask drawing or backward."""
     T, H, F, e, w = run.tokens, shape.hidden, shape.ffn, run.item, run.wide
     forward, draws = [], []
-    if shape.bias_linear:
+    plain = "activation" not in run.fused
+    if shape.bias_linear and plain:
         forward.append(Held("mlp", "mlp.fc1", "output before its bias", T * shape.fc1_size * e))
-    if shape.bias_linear and w > e:  # at this moment what the activation will keep does not exist yet
+    if (
+        shape.bias_linear and plain and w > e
+    ):  # at this moment what the activation will keep does not exist yet
         later = total_bytes(_activation(shape, run)) - T * shape.fc1_size * e + T * F * e
         forward.append(Held("mlp", "mlp.fc1", "wide output with its bias", T * shape.fc1_size * w - later))
-    if shape.hidden_dropout:
+    if shape.hidden_dropout and "bias_dropout_add" not in run.fused:
         draws.append(Held("mlp", "mlp.dropout", "mask drawing", _mask_drawing(run.seq_length * H, run)))
     through_activation = {"squared-relu": 3}.get(shape.activation, 2 if shape.gated else 1)
     backward = [Held("mlp", "mlp.fc2", "gradients through the activation", through_activation * T * F * e)]
@@ -158,7 +221,12 @@ def mlp_workspace(shape: ModelShape, run: MicrobatchShape) -> tuple[Held, ...]:
             Held("mlp", "mlp.fc2", "gradient of the input", T * F * e),
             Held("mlp", "mlp.fc2", "wide operands of the weight gradient", T * (F + H) * grad),
         ]
-        backward = max(backward, widened, key=total_bytes)
+        freed = total_bytes(_activation(shape, run)) + T * F * e  # by then; the rest as for fc2
+        product = [
+            Held("mlp", "mlp.fc1", "gradient of the output", T * shape.fc1_size * e - freed),
+            Held("mlp", "mlp.fc1", "wide operands of the weight gradient", T * (shape.fc1_size + H) * grad),
+        ]
+        backward = max(backward, widened, product, key=total_bytes)
     if not run.fuse_wgrad:
         backward.append(Held("mlp", "mlp.fc2", "weight gradient before it is added", H * F * e))
     backward.append(Held("mlp", "mlp", "gradient of the residual stream", 2 * T * H * e))
@@ -176,16 +244,29 @@ def attention_workspace(shape: ModelShape, run: MicrobatchShape) -> tuple[Held, 
             Held("attention", "attention.core", "accumulator of q's gradient", T * q * w),
         )
     P = run.micro_batch_size * shape.num_heads * run.seq_length**2
+    if "masked_softmax" in run.fused:
+        return (_fused_softmax_workspace(shape, run, P),)
     rounded = e if w > e else 0  # probabilities in the compute dtype, beside those of the softmax
     cleared = w if run.segments else 0  # and those of rows that see no key
     forward = P * (2 * w + rounded + cleared)
     backward = P * w * (4 if run.device == "cuda" else 3)  # CUDA's softmax makes a product of its own
     drawing = 0
     if shape.attention_dropout:
-        drawing = P * (2 * w + (rounded or cleared)) + _mask_drawing(P // run.micro_batch_size, run)
+        drawing = P * (w + (rounded or cleared)) + _mask_drawing(P // run.micro_batch_size, run)
     saved = [held.num_bytes for held in _attention(shape, run) if held.what in ("softmax", "probabilities")]
     elsewhere = sum(saved) + T * q * e  # counted as saved; proj's input is not made yet, or gone already
     return (Held("attention", "attention.core", "scores", max(forward, drawing, backward) - elsewhere),)
+
+
+def _fused_softmax_workspace(shape: ModelShape, run: MicrobatchShape, P: int) -> Held:
+    """Scores beside their probabilities forward; backward the gradients of both."""
+    forward, backward = 2 * P * run.item, 3 * P * run.item
+    drawing = 0
+    if shape.attention_dropout:
+        drawing = P * run.item + _mask_drawing(P // run.micro_batch_size, run)
+    saved = [held.num_bytes for held in _attention(shape, run) if "probabilities" in held.what]
+    elsewhere = sum(saved) + run.tokens * shape.q_size * run.item
+    return Held("attention", "attention.core", "scores", max(forward, drawing, backward) - elsewhere)
 
 
 def _mask_drawing(elements: int, run: MicrobatchShape) -> int:
@@ -204,11 +285,17 @@ def _norm(
     rows: int,
     size: int,
     affine: bool = True,
+    fused: bool = False,
 ) -> Iterator[Held]:
-    """A norm keeps its input in the wide dtype (in fp32 compute that is the residual stream itself)."""
+    """A norm keeps its input, the plain one in the wide dtype (in fp32 the residual stream itself)."""
     layer_norm = shape.normalization == "LayerNorm" and affine
+    statistics = 2 if layer_norm else 1
+    if fused:
+        yield Held(part, site, "input", rows * size * run.item)
+        yield Held(part, site, "statistics", rows * FP32 * statistics)
+        return
     yield Held(part, site, "wide input", rows * size * run.wide)
-    yield Held(part, site, "statistics", rows * run.wide * (2 if layer_norm else 1))
+    yield Held(part, site, "statistics", rows * run.wide * statistics)
     if run.device == "cpu" and not layer_norm and affine:  # composed of single operators there
         yield Held(part, site, "normalised input", rows * size * run.wide)
 
@@ -217,8 +304,10 @@ def _attention(shape: ModelShape, run: MicrobatchShape) -> Iterator[Held]:
     """q, k, v and what the backend keeps. Views of the merged projection keep all of it alive."""
     T, q, kv, e = run.tokens, shape.q_size, shape.kv_size, run.item
     N, G, S = shape.num_heads, shape.num_groups, run.seq_length
-    turned = shape.position == "rope" or shape.qk_norm != "none"  # q and k are then tensors of their own
-    if shape.qk_norm != "none":
+    normed, fused_norm = shape.qk_norm != "none", "qk_norm" in run.fused
+    in_place = "rope" in run.fused and not normed
+    turned = normed or (shape.position == "rope" and not in_place)  # q and k are then tensors of their own
+    if normed and not fused_norm:
         affine = shape.qk_norm == "norm"
         for what, heads in (("q_norm", N), ("k_norm", G)):
             for held in _norm(
@@ -228,7 +317,7 @@ def _attention(shape: ModelShape, run: MicrobatchShape) -> Iterator[Held]:
                     yield held
     unfused = run.attention == "unfused"
     views = run.micro_batch_size == 1 or G == 1  # then PyTorch's einsum takes k and v without copying
-    whole = not unfused or views or (shape.qk_norm != "none" and run.wide == e)
+    whole = not unfused or views or (normed and (fused_norm or run.wide == e))
     if whole:
         yield Held("attention", "attention.core", "q, k, v projection", T * (q + 2 * kv) * e)
     if turned:
@@ -244,6 +333,12 @@ def _attention(shape: ModelShape, run: MicrobatchShape) -> Iterator[Held]:
         yield Held("attention", "attention.core", "log-sum-exp", T * N * ITEM_BYTES["fp32"])
         return
     P = run.micro_batch_size * N * S * S
+    if "masked_softmax" in run.fused:
+        yield Held("attention", "attention.core", "probabilities", P * e)
+        if shape.attention_dropout:
+            yield Held("attention", "attention.core", "probabilities after dropout", P * e)
+            yield Held("attention", "attention.core", "dropout mask", P * BOOL)
+        return
     yield Held("attention", "attention.core", "softmax", P * run.wide)
     if run.wide > e or run.segments or shape.attention_dropout:  # else they are the softmax itself
         yield Held("attention", "attention.core", "probabilities", P * e)
@@ -260,6 +355,8 @@ def _activation(shape: ModelShape, run: MicrobatchShape) -> Iterator[Held]:
         yield Held("mlp", "mlp.activation", "relu", size * shape.ffn)
         return
     yield Held("mlp", "mlp.fc1", "output", size * shape.fc1_size)
+    if "activation" in run.fused:
+        return
     if shape.gated:
         yield Held("mlp", "mlp.activation", "gate after its curve", size * shape.ffn)
     if shape.activation == "quick-geglu":

@@ -119,7 +119,7 @@ class MemoryEstimate:
 
 
 def training_memory(shape: ModelShape, run: MicrobatchShape, dtypes: StateDtypes) -> MemoryEstimate:
-    """Predicted peak memory of training `shape` on one process by the plain implementation.
+    """Predicted peak memory of training `shape` on one process.
 
     Args:
         run: the microbatch and what runs it.
@@ -135,7 +135,7 @@ def training_memory(shape: ModelShape, run: MicrobatchShape, dtypes: StateDtypes
         "loss": (embedding + layers + head, loss_workspace(shape, run)),
         "mlp": (embedding + layers, mlp_workspace(shape, run)),
         "attention": (embedding + before_last_mlp, attention_workspace(shape, run)),
-        "optimizer": ((), (Held("head", "optimizer", "staging", _optimizer_scratch(dtypes)),)),
+        "optimizer": ((), (Held("head", "optimizer", "staging", _optimizer_scratch(dtypes, run)),)),
     }
     library = LIBRARY_WORKSPACE[run.device]
     held = sum(state.values()) + library
@@ -162,8 +162,10 @@ def activation_table(shape: ModelShape, run: MicrobatchShape) -> tuple[tuple[int
     return (*once, *layers, *((1, held) for held in saved_by_head(shape, run)))
 
 
-def _optimizer_scratch(dtypes: StateDtypes) -> int:
-    """Scratch in the main dtype for each state that is stored in another one."""
+def _optimizer_scratch(dtypes: StateDtypes, run: MicrobatchShape) -> int:
+    """Scratch in the main dtype for each state that is stored in another one; the fused update needs none."""
+    if "adamw" in run.fused:
+        return 0
     staged = [dtype for dtype in (dtypes.grad, dtypes.exp_avg, dtypes.exp_avg_sq) if dtype != dtypes.main]
     return len(staged) * OPTIMIZER_CHUNK * ITEM_BYTES[dtypes.main]
 

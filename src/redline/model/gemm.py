@@ -56,7 +56,10 @@ class GemmFn(torch.autograd.Function):
         ctx.save_for_backward(x, weight_OI)
         ctx.weight_main_grad, ctx.bias_main_grad = weight_main_grad, bias_main_grad
         ctx.fuse_wgrad = fuse_wgrad
-        return F.linear(x, weight_OI, bias_O)
+        y_TO = F.linear(x.flatten(0, -2), weight_OI, bias_O)
+        # Its own tensor for autograd, not a view: the rotary kernel works in it, in place.
+        y: Tensor = torch.ops.aten._unsafe_view(y_TO, (*x.shape[:-1], y_TO.shape[1]))
+        return y
 
     @staticmethod
     @once_differentiable

@@ -29,7 +29,7 @@ class Affine(NamedTuple):
 def embedding(
     tokens: Tensor, weight_VH: Tensor, positions: Tensor | None, position_weight_PH: Tensor | None
 ) -> Tensor:
-    """The row of each token, plus that of its position where positions are learned: int64 [...] -> [..., H]."""
+    """Each token's row, plus its position's where positions are learned: int64 [...] -> [..., H]."""
     x = embed(tokens, weight_VH)
     if positions is None or position_weight_PH is None:
         return x
@@ -150,8 +150,8 @@ def head_loss(
 def true_columns(logits: Tensor, vocab_size: int) -> Tensor:
     """A view without the logits of padded rows.
 
-    The GEMM computes those too: cut to 50257 rows it takes seven times as long as with 50304 (H200, bf16). They
-    enter no softmax, so their gradient is exactly zero.
+    The GEMM computes those too: cut to 50257 rows it takes seven times as long as with 50304 (H200, bf16).
+    They enter no softmax, so their gradient is exactly zero.
     """
     return logits[..., :vocab_size] if logits.shape[-1] > vocab_size else logits
 

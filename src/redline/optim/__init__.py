@@ -1,12 +1,13 @@
 """Flat parameter storage and the optimizer step on it."""
 
-from redline.optim.adam import AdamOptions, AdamW, adamw_reference
+from redline.optim.adam import AdamImpl, AdamOptions, AdamW, adamw_reference
 from redline.optim.flat import FlatBuffers, Kind
 from redline.optim.loss_scale import ConstantLossScale, DynamicLossScale, LossScale, make_loss_scale
 from redline.optim.nonfinite import NonFinite, NonFiniteAction
 from redline.optim.optimizer import Optimizer, StepResult
 
 __all__ = [
+    "AdamImpl",
     "AdamOptions",
     "AdamW",
     "ConstantLossScale",

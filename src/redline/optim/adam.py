@@ -14,14 +14,14 @@ another device scalar says so: no pass over the gradients and no wait for the ho
 Neighbouring parameters with the same hyperparameters are one long segment, and all segments of a buffer
 with the same hyperparameters go into one call. The kernel wants one dtype for everything it touches:
 gradients or moments stored in another dtype pass through fixed scratch, a chunk at a time, with the
-arithmetic in the main dtype.
+arithmetic in the main dtype. Redline's own kernel (adam_triton.py) takes every dtype as it is stored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -29,13 +29,19 @@ from torch.optim.adamw import adamw
 
 from redline.choice import Choice
 from redline.errors import ConfigError
-from redline.optim.flat import Buffer, FlatBuffers, Kind, Slot
+from redline.optim.adam_triton import TritonUpdate
+from redline.optim.flat import Buffer, FlatBuffers, Kind
+from redline.optim.groups import Group, segments
 
-AdamImpl = Literal["auto", "fused", "reference"]
+AdamImpl = Literal["auto", "fused", "triton", "reference"]
 
+WHAT_RUNS = {
+    "fused": "PyTorch's fused kernel: one pass over all state",
+    "triton": "one kernel for clipping, update and rounding, each element read and written once",
+    "reference": "the plain twin was asked for by name",
+}
 STAGED: tuple[Kind, ...] = ("main_grad", "exp_avg", "exp_avg_sq")
 CHUNK = 1 << 24  # elements staged at a time: 64 MiB a scratch in fp32, 75 calls for 1.2e9 parameters
-DECOUPLED = frozenset(("embedding.word.weight", "head.weight"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,37 +67,6 @@ class AdamOptions:
                     "it is the share of the running average that a step keeps.",
                     "use 0.9 for --adam-beta1 and 0.95 to 0.999 for --adam-beta2.",
                 )
-
-
-class Group(NamedTuple):
-    """Which hyperparameters a parameter follows."""
-
-    decays: bool
-    decoupled: bool
-
-
-def group_of(name: str, shape: torch.Size) -> Group:
-    """The hyperparameters of a parameter by its name.
-
-    Biases and vectors (norm weights, those of q and k included) do not decay. The word embedding and the
-    head may follow a learning rate of their own.
-    """
-    return Group(decays=len(shape) > 1 and not name.endswith(".bias"), decoupled=name in DECOUPLED)
-
-
-def segments(slots: Iterable[Slot]) -> dict[Group, list[tuple[int, int]]]:
-    """Ranges [start, end) of a flat buffer by group: neighbours merged, the padding behind each included."""
-    ranges: dict[Group, list[tuple[int, int]]] = {}
-    last: Group | None = None
-    for slot in slots:
-        if slot.end == slot.start:
-            continue
-        group = group_of(slot.name, slot.shape)
-        found = ranges.setdefault(group, [])
-        start = found.pop()[0] if group == last else slot.start
-        found.append((start, slot.padded_end))
-        last = group
-    return ranges
 
 
 def adamw_reference(
@@ -196,10 +171,16 @@ class AdamW:
 
     def __init__(self, buffers: FlatBuffers, options: AdamOptions) -> None:
         self.options = options
-        self._fused = options.impl != "reference"
-        why = "one pass over all state" if self._fused else "the plain twin was asked for by name"
-        self.choice = Choice("optimizer-impl", options.impl, "fused" if self._fused else "reference", why)
-        self._launches = [launch for buffer in buffers.buffers for launch in _launches(buffer)]
+        self._buffers = buffers
+        ran = "fused" if options.impl == "auto" else options.impl
+        self.choice = Choice("optimizer-impl", options.impl, ran, WHAT_RUNS[ran])
+        self._update = self._reference_update if ran == "reference" else self._fused_update
+        self._triton: TritonUpdate | None = None
+        self._launches: list[Launch] = []
+        if ran == "triton":
+            self._triton = TritonUpdate(buffers.buffers, options.beta1, options.beta2, options.eps)
+        else:
+            self._launches = [launch for buffer in buffers.buffers for launch in _launches(buffer)]
 
     def step(
         self,
@@ -211,7 +192,7 @@ class AdamW:
         grad_scale: Tensor | None = None,
         found_inf: Tensor | None = None,
     ) -> None:
-        """Apply update number `step` (from 1).
+        """Apply update number `step` (from 1) to the main parameters, and round them into the parameters.
 
         Args:
             lr, weight_decay: of this step.
@@ -219,13 +200,23 @@ class AdamW:
             grad_scale: device scalar that every gradient is divided by. The gradients may be left divided.
             found_inf: device scalar; where it is 1, parameters and moments stay as they are, bit for bit.
         """
+        if self._triton is not None:
+            self._triton.step(
+                step,
+                lr=lr,
+                weight_decay=weight_decay,
+                decoupled_lr=decoupled_lr,
+                grad_factor=None if grad_scale is None else grad_scale.reciprocal(),
+                found_inf=found_inf,
+            )
+            return
         for launch in self._launches:
             launch.load()
             rate = decoupled_lr if launch.group.decoupled and decoupled_lr is not None else lr
             decay = weight_decay if launch.group.decays else 0.0
-            update = self._fused_update if self._fused else self._reference_update
-            update(launch, step, rate, decay, grad_scale, found_inf)
+            self._update(launch, step, rate, decay, grad_scale, found_inf)
             launch.store()
+        self._buffers.sync_params()
 
     def _fused_update(
         self,

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from redline.errors import CheckpointError
 from redline.optim.adam import AdamOptions, AdamW
+from redline.optim.adam_triton import norm_and_nonzeros
 from redline.optim.clip import clip_coefficient, count_nonzero, l2_norm
 from redline.optim.flat import FlatBuffers
 from redline.optim.loss_scale import ConstantLossScale, LossScale
@@ -106,8 +107,9 @@ class Optimizer:
         Raises: TrainingError on a non-finite step under "stop", with the step left out.
         """
         scale = self.loss_scale.scale
-        norm = l2_norm(self.buffers.flat("main_grad"), self.buffers.device) / scale
-        facts = self._facts(norm, loss)
+        scaled_norm, num_zeros = self._measure()
+        norm = scaled_norm / scale
+        facts = self._facts(norm, loss, num_zeros)
         self.adam.step(
             self.applied_steps + 1,
             lr=lr,
@@ -116,18 +118,24 @@ class Optimizer:
             grad_scale=self._divisor(norm, scale),
             found_inf=facts[0] if self._may_skip else None,
         )
-        self.buffers.sync_params()
         return self._conclude(facts, has_loss=loss is not None)
 
-    def _facts(self, norm: Tensor, loss: Tensor | None) -> Tensor:
+    def _measure(self) -> tuple[Tensor, Tensor | None]:
+        """The norm of the gradients as they are, and how many of them are 0, None when nobody asks."""
+        grads, device = self.buffers.flat("main_grad"), self.buffers.device
+        if self.adam.choice.ran == "triton" and grads:
+            norm, nonzeros = norm_and_nonzeros(grads)
+        else:
+            norm = l2_norm(grads, device)
+            nonzeros = count_nonzero(grads, device) if self._log_num_zeros else norm
+        return norm, self._num_elements - nonzeros if self._log_num_zeros else None
+
+    def _facts(self, norm: Tensor, loss: Tensor | None, num_zeros: Tensor | None) -> Tensor:
         """[found_inf, norm, loss, num_zeros] in float64 on the device; 0 stands for what is not there."""
         none = torch.zeros_like(norm)
         loss = none if loss is None else loss.detach().to(norm)
-        zeros = none
-        if self._log_num_zeros:
-            zeros = self._num_elements - count_nonzero(self.buffers.flat("main_grad"), norm.device)
         found_inf = ~(norm.isfinite() & loss.isfinite())
-        return torch.stack([found_inf.double(), norm, loss, zeros])
+        return torch.stack([found_inf.double(), norm, loss, none if num_zeros is None else num_zeros])
 
     def _divisor(self, norm: Tensor, scale: float) -> Tensor | None:
         """What the update divides gradients by, or None for 1. A bad norm clips nothing: it would spread."""

@@ -3,18 +3,22 @@
 from redline.plan.batch import BatchSchedule, Segment, make_batch_schedule, ramp_up
 from redline.plan.dtypes import choose_precision, state_dtypes
 from redline.plan.grid import RankGrid, make_grid
+from redline.plan.kernels import Conditions, KernelChoice, choose_kernels
 from redline.plan.lr import LrSchedule, ScheduleSpec, WeightDecaySchedule
 from redline.plan.plan import EvalPlan, Plan, make_plan
 
 __all__ = [
     "BatchSchedule",
+    "Conditions",
     "EvalPlan",
+    "KernelChoice",
     "LrSchedule",
     "Plan",
     "RankGrid",
     "ScheduleSpec",
     "Segment",
     "WeightDecaySchedule",
+    "choose_kernels",
     "choose_precision",
     "make_batch_schedule",
     "make_grid",

@@ -16,6 +16,7 @@ from redline.config import OptimConfig, RunConfig, TrainConfig, batch_schedule
 from redline.formulas.activations import MicrobatchShape
 from redline.formulas.flops import CONVENTIONS, Convention, TokenFlops, flops_per_token
 from redline.formulas.memory import MemoryEstimate, training_memory
+from redline.formulas.operators import Operator
 from redline.formulas.params import ParameterCount, count_parameters
 from redline.formulas.resolve import shape_of
 from redline.formulas.shape import ModelShape
@@ -24,6 +25,7 @@ from redline.hardware import Hardware
 from redline.plan.batch import BatchSchedule, make_batch_schedule, ramp_up
 from redline.plan.dtypes import choose_precision, state_dtypes
 from redline.plan.grid import RankGrid, make_grid
+from redline.plan.kernels import Conditions, choose_kernels
 from redline.plan.lr import LrSchedule, ScheduleSpec, WeightDecaySchedule
 from redline.plan.rules import broken
 
@@ -81,9 +83,9 @@ class Plan:
     flops: Mapping[Convention, TokenFlops]
     choices: tuple[Choice, ...]
 
-    def with_attention(self, backend: str) -> Plan:
-        """The plan with the attention backend that build has chosen, and the memory that it needs."""
-        microbatch = replace(self.microbatch, attention=backend)
+    def with_implementation(self, attention: str, fused: frozenset[Operator]) -> Plan:
+        """The plan with the attention and the kernels that build has chosen, and the memory they need."""
+        microbatch = replace(self.microbatch, attention=attention, fused=fused)
         memory = training_memory(self.shape, microbatch, self.dtypes)
         return replace(self, microbatch=microbatch, memory=memory)
 
@@ -107,6 +109,7 @@ def make_plan(config: RunConfig, hardware: Hardware, vocab_size: int, world_size
     precision = choose_precision(config.precision, hardware)
     dtypes = state_dtypes(precision.ran, config.precision)
     batch = plan_batch(config.train, grid.dp)
+    expected = Conditions(device=hardware.kind, precision=precision.ran, attention="unfused")
     microbatch = MicrobatchShape(
         seq_length=seq_length,
         micro_batch_size=config.train.micro_batch_size,
@@ -116,6 +119,7 @@ def make_plan(config: RunConfig, hardware: Hardware, vocab_size: int, world_size
         fuse_wgrad=config.kernels.gradient_accumulation_fusion,
         grad_dtype=dtypes.grad,
         segments=config.data.reset_attention_mask,
+        fused=choose_kernels(config.kernels, shape, expected).fused,
     )
     return Plan(
         shape=shape,

@@ -121,7 +121,7 @@ def _mfu(facts: Mapping[str, Any]) -> str:
 
 
 def _memory(document: Mapping[str, Any]) -> Table:
-    table = _table("memory")
+    table = new_table("memory")
     table.add_column()
     table.add_column("GiB", justify="right", no_wrap=True)
     predicted = document.get("predicted_memory") or {}
@@ -143,7 +143,7 @@ def _memory(document: Mapping[str, Any]) -> Table:
 
 
 def _choices(choices: Sequence[Mapping[str, str]]) -> Table:
-    table = _table("choices")
+    table = new_table("choices")
     for header in ("what", "asked", "ran"):
         table.add_column(header, overflow="fold")
     table.add_column("why", overflow="fold", ratio=1)
@@ -157,7 +157,7 @@ def _choices(choices: Sequence[Mapping[str, str]]) -> Table:
 
 def key_values(title: str, rows: Iterable[tuple[str, str]]) -> Table:
     """A two-column table without a header; long values fold in a narrow terminal."""
-    table = _table(title)
+    table = new_table(title)
     table.show_header = False
     table.add_column()
     table.add_column(overflow="fold", min_width=24)
@@ -166,7 +166,8 @@ def key_values(title: str, rows: Iterable[tuple[str, str]]) -> Table:
     return table
 
 
-def _table(title: str) -> Table:
+def new_table(title: str) -> Table:
+    """An empty table in the style of all reports."""
     return Table(
         title=Text(title), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False
     )

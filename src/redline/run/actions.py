@@ -127,7 +127,7 @@ class RunActions:
         self.saved = report.folder
         if report.waited_s > 1:
             self.display.message(
-                f"step {state.iteration}: waited {format_duration(report.waited_s)} for the previous checkpoint."
+                f"step {state.iteration}: waited {format_duration(report.waited_s)} for the last checkpoint."
             )
         if run.config.logging.log_progress:
             self._log_progress()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 from redline.config import DEMO_VOCAB_SIZE, Environment, RunConfig
 from redline.data import DataSpec, DataSplits, StdlibCorpus, open_data, parse_blend, prepare_stdlib_corpus
-from redline.errors import ConfigError
+from redline.errors import ConfigError, DataError
 from redline.plan import Plan
 from redline.run.vocabulary import Vocabulary
 
@@ -17,7 +19,7 @@ DEMO_BYTES = 6 << 20  # of source text: seconds to tokenize, more than the demo 
 def wants_demo_corpus(config: RunConfig) -> bool:
     """Whether no data is named, which means the demo.
 
-    Raises: ConfigError when a model was chosen but no data: nobody wants an 8B model on the demo corpus unasked.
+    Raises: ConfigError when a model was chosen but no data: nobody wants an 8B model on the demo corpus.
     """
     data = config.data
     if data.mock_data or data.data_path or data.train_data_path:
@@ -33,6 +35,14 @@ def wants_demo_corpus(config: RunConfig) -> bool:
 
 def demo_corpus(environment: Environment, report: Callable[[str], object]) -> StdlibCorpus:
     """The standard library's source text, tokenized; made once a machine and Python version."""
+    folder = environment.cache_dir
+    if refused := _refused(folder):
+        raise DataError(
+            f"the demo corpus cannot be kept in {folder}: {refused}.",
+            why="it is made once, in the user's cache.",
+            mend="set XDG_CACHE_HOME to a folder that can be written, or name data with --data-path.",
+        )
+    report("no data is named: training on the demo corpus, the source text of Python's standard library.")
     return prepare_stdlib_corpus(
         environment.cache_dir, vocab_size=DEMO_VOCAB_SIZE, max_bytes=DEMO_BYTES, report=report
     )
@@ -49,16 +59,36 @@ def data_prefixes(config: RunConfig, corpus: StdlibCorpus | None) -> list[str]:
     return list(dict.fromkeys(prefixes))
 
 
+def _refused(folder: Path) -> str | None:
+    """Why nothing can be written into `folder`, which is made if need be; None when it can."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        return error.strerror or str(error)
+    return None if os.access(folder, os.W_OK) else os.strerror(errno.EACCES)
+
+
+def _index_cache(config: RunConfig, environment: Environment, report: Callable[[str], object]) -> Path | None:
+    """Where sample indices are kept: where the user says, else in the user's cache if that can be written."""
+    if config.data.data_cache_path is not None:
+        return Path(config.data.data_cache_path)
+    folder = environment.cache_dir / "indices"
+    refused = _refused(folder)
+    if refused:
+        report(f"sample indices are not kept: {folder}: {refused} (--data-cache-path names another place).")
+    return None if refused else folder
+
+
 def open_run_data(
     config: RunConfig,
     plan: Plan,
     vocabulary: Vocabulary,
     environment: Environment,
     corpus: StdlibCorpus | None,
+    report: Callable[[str], object],
 ) -> DataSplits:
     """The splits of the run, indices built for exactly the samples it will consume."""
     data = config.data
-    cache = Path(data.data_cache_path) if data.data_cache_path else environment.cache_dir / "indices"
     return open_data(
         DataSpec(
             seq_length=config.train.seq_length,
@@ -74,7 +104,7 @@ def open_run_data(
             test_data_path=data.test_data_path,
             split=data.split,
             mock_data=data.mock_data,
-            data_cache_path=cache,
+            data_cache_path=_index_cache(config, environment, report),
             mmap_bin_files=data.mmap_bin_files,
             dataloader_type=data.dataloader_type,
             reset_position_ids=data.reset_position_ids,

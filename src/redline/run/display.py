@@ -6,8 +6,25 @@ import sys
 from contextlib import ExitStack
 from types import TracebackType
 
+from redline.files import discard_stdout
 from redline.ledger import StepRecord, ValidRecord
 from redline.report import TrainProgress, step_line, valid_line
+
+
+def say(text: str) -> None:
+    """Print a line at once.
+
+    A run does not end with its reader: once stdout is gone (`| head`, a log on a full disk), what would be
+    printed is dropped, and stderr says so once.
+    """
+    try:
+        print(text, flush=True)
+    except OSError as lost:
+        discard_stdout()
+        print(
+            f"stdout is lost ({lost.strerror}): the run goes on without it; its folder has every number.",
+            file=sys.stderr,
+        )
 
 
 class Display:
@@ -55,7 +72,7 @@ class Display:
         if self._bar is not None:
             self._bar.message(text)
         else:
-            print(text, flush=True)
+            say(text)
 
     def __enter__(self) -> Display:
         if self._bar is not None:

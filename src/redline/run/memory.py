@@ -18,8 +18,8 @@ RESET_PEAK = "5"  # proc(5): writing 5 sets VmHWM back to the current resident s
 class MemoryMeter:
     """Peak and current memory of a run, counted from its construction.
 
-    On a GPU: what PyTorch's allocator handed out. On a CPU, which has no such counter: growth of the process's
-    resident size, so whatever else the process does in that time is counted too.
+    On a GPU: what PyTorch's allocator handed out. On a CPU, which has no such counter: growth of the
+    process's resident size, so whatever else the process does in that time is counted too.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -81,5 +81,5 @@ def out_of_memory_explained() -> Iterator[None]:
         raise TrainingError(
             "the GPU has no memory left for this run.",
             why=str(error).split(". ")[0] + ".",
-            mend="lower --micro-batch-size or --seq-length; `redline memory` with the same options shows what takes it.",
+            mend="lower --micro-batch-size or --seq-length; `redline memory` shows what takes it.",
         ) from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,9 +26,11 @@ from redline.run.resume import (
 )
 from redline.run.vocabulary import open_vocabulary
 from redline.step import TrainState, TrainStep
-from redline.units import format_bytes
+from redline.units import format_bytes, format_count
 
 Say = Callable[[str], object]
+
+MOST_PARTS = 20  # data sets that are listed at the start
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,7 @@ def open_run(parsed: Parsed, environment: Environment, say: Say) -> OpenRun:
     """
     raise_problems(environment.problems())
     config, start = _config_and_start(parsed, say)
-    device, choices = open_device(
+    device, device_choices = open_device(
         config.runtime,
         environment,
         deterministic=config.train.deterministic_mode,
@@ -104,9 +106,9 @@ def open_run(parsed: Parsed, environment: Environment, say: Say) -> OpenRun:
     if device.type == "cpu":  # no data sheet: the peak is what a matrix product reaches here
         hardware = with_measured_peak(hardware, plan.precision)
     _say_if_too_large(plan, hardware, say)
-    splits = open_run_data(config, plan, vocabulary, environment, demo)
+    splits = open_run_data(config, plan, vocabulary, environment, demo, say)
     meter = MemoryMeter(device)
-    assembly = assemble(config, plan, device)
+    assembly = assemble(config, plan, device, interpret=environment.triton_interpret)
     plan = assembly.plan
     state = TrainState(assembly.model, assembly.optimizer)
     schedules = plan.schedule
@@ -115,6 +117,8 @@ def open_run(parsed: Parsed, environment: Environment, say: Say) -> OpenRun:
         schedules, lines = resumed_schedules(config, plan.schedule, start)
         _say_start(config, start, state, lines, say)
     meter.forget_peak()
+    choices = (*device_choices, *plan.choices, *assembly.choices)
+    _introduce(plan, choices, splits, say)
     return OpenRun(
         config=config,
         device=device,
@@ -126,8 +130,25 @@ def open_run(parsed: Parsed, environment: Environment, say: Say) -> OpenRun:
         state=state,
         meter=meter,
         start=start,
-        choices=(*choices, *plan.choices, *assembly.choices, *splits.choices),
+        choices=(*choices, *splits.choices),
     )
+
+
+def _introduce(plan: Plan, choices: Sequence[Choice], splits: DataSplits, say: Say) -> None:
+    """What is about to run, and on which data: the answer to "is this what I meant?"."""
+    say("; ".join(f"{choice.what}: {choice.ran}" for choice in choices))
+    count, memory = format_count(plan.parameters.total), format_bytes(plan.memory.reserved)
+    say(f"model: {count} parameters, {memory} of memory predicted")
+    for part in splits.parts[:MOST_PARTS]:
+        share = f", {part.weight:.1%} of the samples" if part.weight < 1 else ""
+        say(
+            f"{part.split} data: {part.name}: {format_count(part.num_tokens)} tokens in "
+            f"{format_count(part.num_documents)} documents, seen {part.epochs:.3g} times{share}"
+        )
+    if len(splits.parts) > MOST_PARTS:
+        say(f"and {len(splits.parts) - MOST_PARTS} more, all of them in the summary.")
+    for choice in splits.choices:
+        say(f"{choice.what}: {choice.ran}: {choice.why}.")
 
 
 def _say_if_too_large(plan: Plan, hardware: Hardware, say: Say) -> None:

@@ -13,7 +13,7 @@ from redline.config.model import SHAPE_FIELDS
 from redline.errors import CheckpointError
 from redline.formulas.shape import ModelShape
 from redline.plan import LrSchedule, ScheduleSpec, WeightDecaySchedule
-from redline.run.folder import checkpoint_root
+from redline.run.folder import checkpoint_root, goes_on
 from redline.step import TrainState
 
 MOMENTS = ("exp_avg/*", "exp_avg_sq/*")
@@ -43,13 +43,13 @@ class Start:
 def find_start(options: CheckpointConfig) -> tuple[Start | None, tuple[str, ...]]:
     """The checkpoint that the options name, if there is one, and what to say about it.
 
-    `--load` of a folder without a checkpoint starts afresh, so that one command both begins and resumes a run.
+    `--load` of a folder without a checkpoint starts afresh: one command both begins and resumes a run.
 
     Raises: CheckpointError when it must exist and does not, or is damaged.
     """
     if options.load is not None:
         root = Path(options.load)
-        _require_folder(root, "--load", allowed_missing=options.load == options.save)
+        _require_folder(root, "--load", allowed_missing=goes_on(options))
         found, notices = _find(root, options.ckpt_step)
         if found is not None:
             return Start(found, options.finetune, read_values(found), notices), notices
@@ -79,13 +79,13 @@ def _require_folder(path: Path, flag: str, *, allowed_missing: bool = False) -> 
         raise CheckpointError(
             f"{flag} {path} is not a folder.",
             why="checkpoints lie in the folder of the run that wrote them.",
-            mend="name that folder.",
+            mend="name that folder; with the same folder for --save it may be missing at first.",
         )
 
 
 def _find(path: Path, step: int | None) -> tuple[Path | None, tuple[str, ...]]:
     """The checkpoint of `step`, or the latest, below a run folder, a folder of checkpoints, or itself one."""
-    if (path / "values.json").is_file():
+    if step is None and (path / "values.json").is_file():
         return path, ()
     root = checkpoint_root(path)
     if step is not None:
@@ -95,7 +95,7 @@ def _find(path: Path, step: int | None) -> tuple[Path | None, tuple[str, ...]]:
 
 
 def with_checkpoint_shape(config: RunConfig, explicit: frozenset[str], start: Start) -> RunConfig:
-    """`--use-checkpoint-args`: the model as the checkpoint's run was told to build it, flags given now on top."""
+    """`--use-checkpoint-args`: the model that the checkpoint's run was told to build, flags of now on top."""
     saved = from_dict(start.values["config"])
     return with_values(config, {name: value_of(saved, name) for name in SHAPE_FIELDS if name not in explicit})
 
@@ -125,7 +125,7 @@ def _require_same_model(start: Start, shape: ModelShape) -> None:
         raise CheckpointError(
             f"{start.folder} is a checkpoint of another model.",
             why=f"{listed}{'; ...' if len(differences) > 6 else ''}.",
-            mend="give the same model options, or add --use-checkpoint-args to take them from the checkpoint.",
+            mend="give the same model options, or take them from the checkpoint with --use-checkpoint-args.",
         )
 
 

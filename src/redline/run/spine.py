@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gc
+import os
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,14 @@ from redline.errors import TrainingError
 from redline.files import os_errors_as, write_text_atomic
 from redline.ledger import open_ledger, write_summary
 from redline.run.actions import RunActions
-from redline.run.display import Display
-from redline.run.folder import RunFolder, name_run, open_folder
+from redline.run.display import Display, say
+from redline.run.folder import RunFolder, check_folder, goes_on, name_run, open_folder
 from redline.run.memory import out_of_memory_explained
 from redline.run.opening import OpenRun, open_run
 from redline.run.summary import summarize, tensorboard_folder
 from redline.step import SignalWatch, StopConditions, train
+
+STDERR = 2
 
 
 def run(parsed: Parsed) -> dict[str, Any]:
@@ -29,25 +32,29 @@ def run(parsed: Parsed) -> dict[str, Any]:
     Raises: RedlineError for whatever cannot be obeyed or stops the run.
     """
     started = time.perf_counter()
+    options = parsed.config.checkpoint
+    if options.save is not None:  # before anything is loaded, which may take minutes
+        check_folder(Path(options.save), goes_on=goes_on(options))
     with out_of_memory_explained():
-        return train_opened(open_run(parsed, read_environment(), print), started)
+        return train_opened(open_run(parsed, read_environment(), say), started)
 
 
 def train_opened(run: OpenRun, started: float) -> dict[str, Any]:
     """Step to the end, with everything written to the run folder."""
-    config, state = run.config, run.state
-    folder = open_folder(_root(config), resumes=run.resumes)
-    with os_errors_as(TrainingError, folder.config, "write"):
-        write_text_atomic(folder.config, to_toml(config))
-    print(f"run folder: {folder.root}", flush=True)
+    with open_folder(_root(run.config), goes_on=goes_on(run.config.checkpoint)) as folder:
+        say(f"run folder: {folder.root}")
+        return _train_in(folder, run, started)
 
+
+def _train_in(folder: RunFolder, run: OpenRun, started: float) -> dict[str, Any]:
+    config, state = run.config, run.state
     stop = StopConditions(config.train.exit_interval, config.train.exit_duration_in_mins)
     step, batches = run.make_step(), run.batches()
     total = run.plan.batch.total_iterations
     with (
         open_ledger(
             folder.root,
-            resumed_step=state.iteration if run.resumes else None,
+            resumed_step=state.iteration if run.resumes or goes_on(config.checkpoint) else None,
             tensorboard_dir=Path(tensorboard_folder(run, folder)),
             tensorboard_interval=config.logging.tensorboard_log_interval,
         ) as ledger,
@@ -58,10 +65,12 @@ def train_opened(run: OpenRun, started: float) -> dict[str, Any]:
             log_interval=config.logging.log_interval,
             throughput=config.logging.log_throughput,
         ) as display,
-        SignalWatch(stop, enabled=config.train.exit_signal_handler),
+        SignalWatch(stop, enabled=config.train.exit_signal_handler, tell=_tell_at_once),
         _collector(manual=config.train.manual_gc),
         closing(batches),
     ):
+        with os_errors_as(TrainingError, folder.config, "write"):
+            write_text_atomic(folder.config, to_toml(config))
         actions = RunActions(run, folder, ledger, display, writer)
         outcome = train(state, step, batches, actions.in_order(), stop, total)
         test = actions.evaluate("test") if state.iteration >= total else None
@@ -70,6 +79,13 @@ def train_opened(run: OpenRun, started: float) -> dict[str, Any]:
     )
     write_summary(folder.summary, summary)
     return summary.as_dict()
+
+
+def _tell_at_once(signal_name: str) -> None:
+    """From inside a signal handler, where printing is not safe."""
+    line = f"{signal_name}: finishing the step, then saving; a second one ends the process at once.\n"
+    with suppress(OSError):
+        os.write(STDERR, line.encode())
 
 
 def _root(config: RunConfig) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from redline.config import RunConfig, TokenizerConfig
 from redline.data import TokenizerSpec, open_tokenizer, tokenizer_beside
@@ -24,16 +24,22 @@ def open_vocabulary(config: RunConfig, prefixes: Iterable[str]) -> Vocabulary:
     Args:
         prefixes: of the token files.
 
-    Raises: ConfigError when nothing says how large it is, when the model's is smaller than the tokenizer's, or when
-        the data sets were made with different tokenizers.
+    Raises: ConfigError when nothing says how large it is, when the model's is smaller than the tokenizer's,
+        when the data sets were made with different tokenizers, or --eod-token has no tokenizer.
     """
     model_size = config.model.vocab_size
-    spec = _named(config.tokenizer, model_size) or _beside(prefixes)
+    spec = _named(config.tokenizer, model_size) or _beside(prefixes, config.tokenizer.eod_token)
+    if spec is None and config.tokenizer.eod_token is not None:
+        raise ConfigError(
+            f"--eod-token {config.tokenizer.eod_token}: there is no tokenizer that could have it.",
+            why="none is named, and none is noted beside the data.",
+            mend="name one, for example --tokenizer-model tokenizer.json, or leave --eod-token out.",
+        )
     if spec is None:
         if model_size is None:
             raise ConfigError(
                 "the size of the vocabulary is not known.",
-                why="there is no tokenizer, no preset and no --vocab-size that says it.",
+                why="no tokenizer is named or noted beside the data, and no preset or --vocab-size says it.",
                 mend="add --tokenizer-model tokenizer.json, or --vocab-size N.",
             )
         return Vocabulary(model_size, None)
@@ -42,7 +48,7 @@ def open_vocabulary(config: RunConfig, prefixes: Iterable[str]) -> Vocabulary:
         return Vocabulary(tokenizer.vocab_size, tokenizer.eod_id)
     if model_size < tokenizer.vocab_size:
         raise ConfigError(
-            f"--vocab-size {model_size} is smaller than the tokenizer's vocabulary of {tokenizer.vocab_size}.",
+            f"--vocab-size {model_size} is smaller than the tokenizer's vocabulary, {tokenizer.vocab_size}.",
             why="tokens beyond it would have no embedding.",
             mend=f"use --vocab-size {tokenizer.vocab_size} or more, or leave it out.",
         )
@@ -72,13 +78,14 @@ def _named(options: TokenizerConfig, vocab_size: int | None) -> TokenizerSpec | 
     )
 
 
-def _beside(prefixes: Iterable[str]) -> TokenizerSpec | None:
-    """The one tokenizer that the data sets name, None where they name none."""
+def _beside(prefixes: Iterable[str], eod_token: str | None) -> TokenizerSpec | None:
+    """The one tokenizer that the data sets name, None where they name none; `eod_token` over what it says."""
     found = {prefix: spec for prefix in prefixes if (spec := tokenizer_beside(prefix)) is not None}
     if len(set(found.values())) > 1:
         raise ConfigError(
             f"the data sets {', '.join(found)} were made with different tokenizers.",
             why="the same token id would mean different things.",
-            mend="prepare them with one tokenizer, or name one with --tokenizer-model if they agree after all.",
+            mend="prepare them with one tokenizer, or name one with --tokenizer-model if they agree.",
         )
-    return next(iter(found.values()), None)
+    spec = next(iter(found.values()), None)
+    return replace(spec, eod_token=eod_token) if spec is not None and eod_token is not None else spec

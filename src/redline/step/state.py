@@ -22,7 +22,7 @@ COUNTERS = ("iteration", "consumed_samples", "consumed_tokens", "schedule_sample
 class TrainState:
     """The mutable state of a run.
 
-    The parameters saved are the main ones: in a half format `param` is their rounded copy, made anew on loading.
+    The parameters saved are the main ones: in a half format `param` is their rounded copy, made anew on load.
 
     Attributes:
         iteration: optimizer steps taken, skipped ones included.
@@ -46,7 +46,11 @@ class TrainState:
         return self.model.shape
 
     def tensors(self, *, moments: bool = True) -> dict[str, Tensor]:
-        """Views of every saved tensor by logical name, in the plain layout; filling them restores the state."""
+        """Views of every saved tensor by logical name, in the plain layout; filling them restores the state.
+
+        Args:
+            moments: include the optimizer's moments.
+        """
         found: dict[str, Tensor] = {}
         for prefix, kind in SAVED_KINDS.items():
             if prefix != "param" and not moments:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import FrameType, TracebackType
 
@@ -38,12 +39,21 @@ class StopConditions:
 class SignalWatch:
     """Turns SIGTERM and SIGINT into a request to stop after the running step.
 
-    The first signal is noted in `conditions`; the old handlers come back at once, so that a second one ends the
-    process immediately. Handlers can only be set in the main thread; elsewhere this watches nothing.
+    The first signal is noted in `conditions`; the old handlers come back at once, so that a second one ends
+    the process immediately. Handlers can only be set in the main thread; elsewhere this watches nothing.
+
+    Args:
+        tell: called with the signal's name, from inside its handler: the step may take a while yet.
     """
 
-    def __init__(self, conditions: StopConditions, *, enabled: bool = True) -> None:
-        self._conditions = conditions
+    def __init__(
+        self,
+        conditions: StopConditions,
+        *,
+        enabled: bool = True,
+        tell: Callable[[str], object] = lambda name: None,
+    ) -> None:
+        self._conditions, self._tell = conditions, tell
         self._enabled = enabled and threading.current_thread() is threading.main_thread()
         self._old: dict[int, object] = {}
 
@@ -64,6 +74,7 @@ class SignalWatch:
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._conditions.signal_name = signal.Signals(number).name
         self._restore()
+        self._tell(self._conditions.signal_name)
 
     def _restore(self) -> None:
         for number, handler in self._old.items():

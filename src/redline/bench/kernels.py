@@ -1,0 +1,249 @@
+"""Every fused operator against its plain twin, eager and compiled, and the libraries people take instead.
+
+A case is first checked (gate.py); an operator that fails is not timed. Times are medians over rounds in which
+the providers take turns, with the L2 cache cleared and the host ahead of the device, so that they are the
+device's alone; what an eager call costs the host is measured apart, on an empty tensor.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import pkgutil
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import redline.kernels
+from redline.bench.gate import Gate, check, differentiable, draw, outputs_of, upstream_of
+from redline.errors import UsageError
+from redline.kernels.bench_case import BenchCase, Provider
+from redline.units import GIB, MIB
+
+CACHE_BYTES = 256 * MIB  # written before each call: more than any L2 cache holds
+HEAD_START = (
+    2_000_000  # cycles that the device waits, about a millisecond: the host queues a whole call meanwhile
+)
+HOST_CALLS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How long each case is measured."""
+
+    rounds: int
+    warmup: int
+    compile: bool
+    cases_a_room: int | None
+
+
+FULL = Effort(rounds=30, warmup=5, compile=True, cases_a_room=None)
+QUICK = Effort(rounds=10, warmup=3, compile=False, cases_a_room=1)
+
+
+def rooms() -> list[str]:
+    """Names of the kernel rooms."""
+    return [found.name for found in pkgutil.iter_modules(redline.kernels.__path__) if found.ispkg]
+
+
+def cases_of(only: Sequence[str] = (), effort: Effort = FULL) -> list[BenchCase]:
+    """The cases of all rooms, or of those named.
+
+    Raises: UsageError for a room that does not exist.
+    """
+    names = rooms()
+    for name in only:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1)
+            raise UsageError(
+                f"there is no fused operator {name!r}.",
+                why=f"the operators are {', '.join(names)}.",
+                mend=f"did you mean {near[0]}?" if near else "",
+            )
+    found: list[BenchCase] = []
+    for name in only or names:
+        cases = importlib.import_module(f"redline.kernels.{name}.bench").CASES
+        found += cases[: effort.cases_a_room]
+    return found
+
+
+def bench_kernels(only: Sequence[str], effort: Effort, say: Callable[[str], object]) -> list[dict[str, Any]]:
+    """Check and time the cases on the current GPU; one row a case, the measured copy bandwidth in each."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    copy_rate = copy_bandwidth(device, effort)
+    say(f"device-to-device copy: {copy_rate / 1e9:,.0f} GB/s")
+    rows = []
+    for case in cases_of(only, effort):
+        say(f"{case.op} {case.name}")
+        torch._dynamo.reset()
+        rows.append(bench_case(case, device, effort, copy_rate))
+        torch.cuda.empty_cache()
+    return rows
+
+
+def bench_case(case: BenchCase, device: torch.device, effort: Effort, copy_rate: float) -> dict[str, Any]:
+    """The row of one case."""
+    gate = check(case, device)
+    row: dict[str, Any] = {
+        "op": case.op,
+        "case": case.name,
+        "dtype": str(case.dtype).removeprefix("torch."),
+        "bytes_forward": case.bytes_forward,
+        "bytes_backward": case.bytes_backward,
+        "flops": case.flops,
+        "copy_bytes_per_s": copy_rate,
+        "gate": gate.as_dict(),
+        "providers": {},
+    }
+    if not gate.passed:
+        return row
+    providers, missing = _load(case, effort)
+    calls = {name: Call(case, provider, device) for name, provider in providers.items()}
+    rates: dict[str, dict[str, Any]] = {name: {"error": why} for name, why in missing.items()}
+    for name in list(calls):
+        if error := _warm_up(calls[name], effort):
+            rates[name] = {"error": error}
+            del calls[name]
+    forward = _medians({name: call.forward for name, call in calls.items()}, effort, device)
+    both: dict[str, float] = {}
+    if case.bytes_backward or case.flops:
+        both = _medians({name: call.both for name, call in calls.items()}, effort, device)
+    for name in calls:
+        host = None if name == "compile" else host_seconds(case, providers[name], device)
+        rates[name] = _rates(case, forward[name], both.get(name), host, copy_rate)
+    row["providers"] = {name: rates[name] for name in case.providers if name in rates}
+    return row
+
+
+def _load(case: BenchCase, effort: Effort) -> tuple[dict[str, Provider], dict[str, str]]:
+    """The providers that can be imported, and why the others cannot."""
+    found, missing = {}, {}
+    for name, load in case.providers.items():
+        if name == "compile" and not effort.compile:
+            continue
+        try:
+            found[name] = load()
+        except ImportError as error:
+            missing[name] = f"not installed: {error}"
+    return found, missing
+
+
+class Call:
+    """One provider on inputs of its own, ready to be called again and again."""
+
+    def __init__(self, case: BenchCase, provider: Provider, device: torch.device) -> None:
+        self._provider, self._case = provider, case
+        self._inputs = draw(case, device)
+        self._wanted = differentiable(self._inputs)
+        self._upstream: list[Tensor] = []
+
+    def forward(self) -> list[Tensor]:
+        """One forward; its graph is kept until the result is dropped."""
+        return outputs_of(self._provider(*self._inputs))
+
+    def both(self) -> None:
+        """Forward and backward; where there is nothing to differentiate, forward."""
+        outputs = [out for out in self.forward() if out.requires_grad]
+        if not outputs:
+            return
+        if not self._upstream:
+            self._upstream = upstream_of(outputs)
+        torch.autograd.grad(outputs, self._wanted, self._upstream, allow_unused=True)
+
+
+def _warm_up(call: Call, effort: Effort) -> str | None:
+    """Compile and fill caches; returns what went wrong (a library that does not take this case)."""
+    try:
+        for _ in range(effort.warmup):
+            call.forward()
+            call.both()
+        torch.cuda.synchronize()
+    except Exception as error:  # another project's kernel may fail in any way; ours has passed its gate
+        return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+    return None
+
+
+def _medians(calls: dict[str, Callable[[], Any]], effort: Effort, device: torch.device) -> dict[str, float]:
+    """Median seconds of device time of each call, the calls taking turns."""
+    cache = torch.empty(CACHE_BYTES, dtype=torch.int8, device=device)
+    events: dict[str, list[tuple[Any, Any]]] = {name: [] for name in calls}
+    for _ in range(effort.rounds):
+        for name, call in calls.items():
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            cache.zero_()
+            torch.cuda._sleep(HEAD_START)
+            start.record()
+            call()
+            end.record()
+            events[name].append((start, end))
+        torch.cuda.synchronize()
+    return {
+        name: statistics.median(start.elapsed_time(end) for start, end in pairs) / 1e3
+        for name, pairs in events.items()
+    }
+
+
+def copy_bandwidth(device: torch.device, effort: Effort) -> float:
+    """Bytes read and written a second by a device-to-device copy of 1 GiB."""
+    source, target = (torch.empty(GIB, dtype=torch.int8, device=device) for _ in range(2))
+    for _ in range(effort.warmup):
+        target.copy_(source)
+    return 2 * GIB / _medians({"copy": lambda: target.copy_(source)}, effort, device)["copy"]
+
+
+def host_seconds(case: BenchCase, provider: Provider, device: torch.device) -> float | None:
+    """Median host time of an eager forward on empty tensors, or None where a provider does not take them."""
+    inputs = emptied(draw(case, device))
+    try:
+        for _ in range(10):
+            provider(*inputs)
+        torch.cuda.synchronize()
+        times = []
+        for _ in range(HOST_CALLS):
+            started = time.perf_counter()
+            provider(*inputs)
+            times.append(time.perf_counter() - started)
+        torch.cuda.synchronize()
+    except Exception:  # an empty grid, say: what matters then is the other providers' number
+        return None
+    return statistics.median(times)
+
+
+def emptied(inputs: Sequence[Any]) -> tuple[Any, ...]:
+    """The inputs with no row left: every tensor as long as the first one is cut to nothing."""
+    first = next((each for each in inputs if isinstance(each, Tensor) and each.dim()), None)
+    if first is None:
+        return tuple(inputs)
+    return tuple(
+        each[:0].detach().requires_grad_(each.requires_grad)
+        if isinstance(each, Tensor) and each.dim() and len(each) == len(first)
+        else each
+        for each in inputs
+    )
+
+
+def _rates(
+    case: BenchCase, forward: float, both: float | None, host: float | None, copy_rate: float
+) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "forward_s": forward,
+        "forward_bytes_per_s": case.bytes_forward / forward,
+        "forward_share_of_copy": case.bytes_forward / forward / copy_rate,
+        "host_s": host,
+    }
+    if both is not None:
+        rate = (case.bytes_forward + case.bytes_backward) / both
+        found |= {"both_s": both, "both_bytes_per_s": rate, "both_share_of_copy": rate / copy_rate}
+    if case.flops:
+        found["flops_per_s"] = case.flops / (both or forward)
+    return found
+
+
+def all_passed(rows: Sequence[dict[str, Any]]) -> bool:
+    """Whether every operator was as accurate as its twin."""
+    return all(Gate(**row["gate"]).passed for row in rows)

@@ -1,0 +1,37 @@
+"""What only the machine and the kernel rooms know about whether fused operators can run a model."""
+
+from __future__ import annotations
+
+import torch
+
+from redline.formulas.operators import Operator
+from redline.kernels.common import why_not_on
+from redline.kernels.masked_softmax import op as masked_softmax
+from redline.kernels.qk_norm import op as qk_norm
+from redline.kernels.rms_norm import op as rms_norm
+from redline.plan import Conditions, Plan
+
+
+def kernel_conditions(plan: Plan, device: torch.device, attention: str, *, interpret: bool) -> Conditions:
+    """Under which `choose_kernels` decides for this run.
+
+    Args:
+        attention: the backend that runs.
+        interpret: whether kernels may run interpreted where there is no GPU.
+    """
+    why_not = why_not_on(device.type)
+    if why_not is None and device.type == "cpu" and not interpret:
+        why_not = "the run is on a CPU, and Triton's interpreter was not asked for (TRITON_INTERPRET=1)"
+    shape = plan.shape
+    limits: dict[Operator, str] = {}
+    if shape.hidden > rms_norm.MAX_COLS:
+        limits["norm"] = f"a hidden size of {shape.hidden} is above the kernel's {rms_norm.MAX_COLS}"
+    if shape.qk_norm != "none" and shape.head_dim > qk_norm.MAX_HEAD_DIM:
+        limits["qk_norm"] = (
+            f"a head of {shape.head_dim} channels is above the kernel's {qk_norm.MAX_HEAD_DIM}"
+        )
+    if plan.seq_length > masked_softmax.MAX_COLS:
+        limits["masked_softmax"] = f"{plan.seq_length} keys are above the kernel's {masked_softmax.MAX_COLS}"
+    return Conditions(
+        device=device.type, precision=plan.precision, attention=attention, why_not=why_not, limits=limits
+    )

@@ -1,0 +1,253 @@
+"""What is examined: a launch with its predicted cost, a machine, a run; whatever of them there is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from redline.config.tree import with_values
+from redline.doctor.finding import Mend
+from redline.errors import RedlineError
+from redline.formulas.time import Rates
+from redline.hardware import Hardware
+from redline.plan.cost import StepCost, predict
+from redline.plan.cost_rates import rates_of
+from redline.plan.cost_setup import Dialect, Setup, effective, setup_of
+
+if TYPE_CHECKING:
+    from redline.config import RunConfig
+    from redline.config.launch import FlagUse, Launch
+    from redline.doctor.machine import Machine
+    from redline.doctor.runs import RunRecord
+
+CDMC = "CUDA_DEVICE_MAX_CONNECTIONS"
+BLACKWELL, HOPPER, ADA, AMPERE, TURING = (10, 0), (9, 0), (8, 9), (8, 0), (7, 5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """Everything the checks look at.
+
+    Attributes:
+        launch: the script or configuration, None when only a machine is examined.
+        dialect: whose defaults and rules hold for it.
+        world_size: devices, None when nothing says so.
+        hardware: the device it runs on, None when unknown.
+        gpus_per_node: devices that share NVLink.
+        assumed: names of facts that were assumed for the prediction ("gpu", "gpus", "vocab_size").
+        environment: variable -> value, of the launch or of this process.
+        machine, run: what was measured or read of them.
+    """
+
+    launch: Launch | None = None
+    dialect: Dialect = "megatron"
+    world_size: int | None = None
+    hardware: Hardware | None = None
+    gpus_per_node: int = 8
+    assumed: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    machine: Machine | None = None
+    run: RunRecord | None = None
+
+    def has(self, needs: str) -> bool:
+        """Whether a check with this need can run."""
+        if needs == "launch":
+            return self.launch is not None
+        if needs == "cost":
+            return self.cost is not None
+        if needs == "environment":
+            return self.launch is not None or self.machine is not None
+        return getattr(self, needs) is not None
+
+    # -- the configuration ---------------------------------------------------------------------------------
+
+    @property
+    def config(self) -> RunConfig:
+        """The launch's options."""
+        assert self.launch is not None
+        return self.launch.config
+
+    def get(self, name: str) -> Any:
+        """The value of an option as the program takes it."""
+        assert self.launch is not None
+        return effective(self.config, name, self.dialect, self.launch.stated)
+
+    def said(self, name: str) -> bool:
+        """Whether the launch states this option."""
+        return self.launch is not None and name in self.launch.stated
+
+    def on(self, name: str) -> bool:
+        """Whether a switch is on; unset, Redline has its overlaps and fusions on by itself."""
+        value = self.get(name)
+        return self.dialect == "redline" if value is None else bool(value)
+
+    def uses(self, *flags: str) -> FlagUse | None:
+        """The last use of any of these flags, whether or not it was understood."""
+        if self.launch is None:
+            return None
+        return next((use for use in reversed(self.launch.flags) if use.flag in flags), None)
+
+    def place(self, at: str) -> tuple[str | None, int | None]:
+        """(file, line) of an option field, a variable or a flag."""
+        if self.launch is None:
+            return None, None
+        for use in reversed(self.launch.flags):
+            if at and at in (use.field, use.flag):
+                return str(use.file), use.line
+        if at in self.launch.environment:
+            return str(self.launch.path), self.launch.environment[at][1]
+        return str(self.launch.path), None
+
+    def env(self, name: str) -> str | None:
+        """A variable's value, None when it is not set."""
+        return self.environment.get(name)
+
+    # -- the layout ----------------------------------------------------------------------------------------
+
+    @property
+    def tp(self) -> int:
+        """Tensor-parallel ranks."""
+        size: int = self.config.parallel.tensor_model_parallel_size
+        return size
+
+    @property
+    def pp(self) -> int:
+        """Pipeline stages."""
+        size: int = self.config.parallel.pipeline_model_parallel_size
+        return size
+
+    @property
+    def cp(self) -> int:
+        """Context-parallel ranks."""
+        size: int = self.config.parallel.context_parallel_size
+        return size
+
+    @property
+    def dp(self) -> int | None:
+        """Data-parallel ranks, None when the number of devices is not known or does not divide."""
+        model = self.tp * self.pp * self.cp
+        if self.world_size is None or self.world_size % model:
+            return None
+        return self.world_size // model
+
+    @property
+    def nodes(self) -> int:
+        """Nodes it spans."""
+        return -(-(self.world_size or 1) // self.gpus_per_node)
+
+    @property
+    def fsdp(self) -> bool:
+        """Whether parameters are sharded by an FSDP."""
+        p = self.config.parallel
+        return p.use_torch_fsdp2 or p.use_megatron_fsdp
+
+    @property
+    def microbatches(self) -> int | None:
+        """Microbatches of a step on a rank."""
+        return self.setup.num_microbatches if self.setup else None
+
+    def at_least(self, capability: tuple[int, int]) -> bool | None:
+        """Whether the device is of this generation or newer; None when unknown."""
+        if self.hardware is None or self.hardware.compute_capability is None:
+            return None
+        return self.hardware.compute_capability >= capability
+
+    @property
+    def needs_one_queue(self) -> bool:
+        """Whether CUDA_DEVICE_MAX_CONNECTIONS must be 1: tp or cp before Blackwell, no FSDP or EP overlap."""
+        if self.at_least(BLACKWELL) or self.fsdp or self.config.moe.overlap_moe_expert_parallel_comm:
+            return False
+        return self.tp > 1 or self.cp > 1
+
+    # -- the prediction ------------------------------------------------------------------------------------
+
+    @cached_property
+    def rates(self) -> Rates | None:
+        """Calibrated rates of the device; None without a data sheet."""
+        if self.hardware is None:
+            return None
+        try:
+            return rates_of(self.hardware, gpus_per_node=self.gpus_per_node)
+        except RedlineError:
+            return None
+
+    @cached_property
+    def setup(self) -> Setup | None:
+        """What the cost model reads; None when the numbers do not fit together."""
+        return self._setup(Mend())
+
+    @cached_property
+    def cost(self) -> StepCost | None:
+        """The predicted step as it stands."""
+        return self.after(Mend())
+
+    def after(self, *mends: Mend) -> StepCost | None:
+        """The predicted step with these mends; None when it cannot be predicted."""
+        merged = merge(mends)
+        setup = self._setup(merged)
+        return predict(setup, self.rates) if setup and self.rates else None
+
+    def _setup(self, mend: Mend) -> Setup | None:
+        if self.launch is None or self.world_size is None:
+            return None
+        try:
+            changed = self.mended(mend)
+            assert changed.launch is not None
+            queue = changed.env(CDMC)
+            return setup_of(
+                changed.config,
+                self.world_size,
+                dialect=self.dialect,
+                stated=changed.launch.stated,
+                ordered=not changed.needs_one_queue or queue == "1" or self.dialect == "redline",
+                flash_available=self.at_least(TURING) is not False and not changed.scores_written,
+            )
+        except RedlineError:
+            return None
+
+    @property
+    def scores_written(self) -> bool:
+        """Whether the environment or an explicit mask rules out every attention that keeps no scores."""
+        te = self.env("NVTE_FLASH_ATTN") == "0" and self.env("NVTE_FUSED_ATTN") == "0"
+        return te or self.config.data.reset_attention_mask
+
+    def mended(self, mend: Mend) -> Case:
+        """The case with a mend applied."""
+        if self.launch is None or not mend.acts:
+            return self
+        launch = replace(
+            self.launch,
+            config=with_values(self.config, dict(mend.values)),
+            stated=self.launch.stated | frozenset(mend.values),
+        )
+        unset = {name for name, value in mend.environment.items() if value is None}
+        environment = {name: value for name, value in self.environment.items() if name not in unset}
+        environment |= {name: value for name, value in mend.environment.items() if value is not None}
+        return replace(self, launch=launch, environment=environment)
+
+    def saved(self, mend: Mend) -> float:
+        """Share of the step time that a mend saves by the cost model; 0 where it cannot tell."""
+        after = self.after(mend)
+        if self.cost is None or after is None:
+            return 0.0
+        return 1 - after.step_s / self.cost.step_s
+
+    def fits(self, cost: StepCost | None) -> bool:
+        """Whether a predicted step fits the device's memory."""
+        return (
+            cost is not None and self.hardware is not None and cost.memory.total <= self.hardware.memory_bytes
+        )
+
+
+def merge(mends: tuple[Mend, ...]) -> Mend:
+    """Several mends as one, later ones winning."""
+    values: dict[str, Any] = {}
+    environment: dict[str, str | None] = {}
+    drop: list[str] = []
+    for mend in mends:
+        values |= mend.values
+        environment |= mend.environment
+        drop += mend.drop
+    return Mend(values=values, environment=environment, drop=tuple(dict.fromkeys(drop)))

@@ -1,0 +1,124 @@
+"""Flags: unknown, retired, renamed, contradictory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from redline.config.flags import UNSET, Spelling
+from redline.config.launch.successors import SUCCESSORS
+from redline.config.rules import violations
+from redline.config.tree import spellings
+from redline.doctor.case import Case
+from redline.doctor.finding import Hit, Mend
+from redline.doctor.registry import check
+
+# Rules that a check of their own speaks of, or that concern only Redline's training.
+SPOKEN = {
+    "tp-divides-heads",
+    "gather-overlap-needs",
+    "tp-overlap-needs",
+    "virtual-stages-divide",
+    "split-needs-stages",
+    "saved-activations-spread",
+    "batch-of-microbatches",
+    "length-stated",
+    "vocabulary-stated",
+    "old-spelling",
+    "given-twice",
+}
+# Fields of Redline's own whose shorthands (--swiglu) are Megatron's flags.
+OWN_BUT_COMMON = {"activation_func", "preset"}
+
+
+@check("RL601", "host", "error")
+def unknown_flags(case: Case) -> Iterator[Hit]:
+    """Flags that nobody parses."""
+    assert case.launch is not None
+    for use in case.launch.flags:
+        if use.state == "unknown" and use.flag not in SUCCESSORS:
+            words = {"flag": use.flag, "nearest": use.nearest or ""}
+            yield Hit(at=use.flag, words=words, text="near" if use.nearest else "")
+
+
+@check("RL602", "host", "warning")
+def retired_flags(case: Case) -> Iterator[Hit]:
+    """Flags that Megatron-LM has renamed, removed or ignores, has on without them, or never had."""
+    assert case.launch is not None
+    if case.dialect == "redline" or case.launch.kind == "yaml":
+        return
+    for flag, use in {use.flag: use for use in case.launch.flags}.items():
+        old = SUCCESSORS.get(flag)
+        spelling = spellings().get(flag)
+        if old is not None:
+            words = {"flag": flag, "successor": old.mend.format(use.value or "").strip(), "why": old.why}
+            plain = not words["successor"]
+            mend = Mend(drop=(flag,)) if plain else Mend()
+            yield Hit(at=flag, words=words, text="plain" if plain else "", mend=mend)
+        elif spelling is not None and _only_negated(spelling, flag):
+            yield Hit(
+                at=flag, words={"flag": flag}, text="default-on", severity="error", mend=Mend(drop=(flag,))
+            )
+        elif spelling is not None and _is_own(spelling):
+            yield Hit(at=flag, words={"flag": flag}, text="own", severity="error", mend=Mend(drop=(flag,)))
+
+
+def _is_own(spelling: Spelling) -> bool:
+    """Whether a flag is Redline's alone; shorthands such as --swiglu are Megatron's."""
+    return spelling.option.spec.own and spelling.option.field not in OWN_BUT_COMMON
+
+
+def _only_negated(spelling: Spelling, flag: str) -> bool:
+    """Whether Megatron-LM has a switch only in its negated form, because it is on by default."""
+    option = spelling.option
+    default = option.default if option.spec.megatron is UNSET else option.spec.megatron
+    return option.kind is bool and option.count == 0 and default is True and flag == option.flag
+
+
+@check("RL603", "host", "error")
+def contradictions(case: Case) -> Iterator[Hit]:
+    """Options that exclude, need or contradict each other."""
+    assert case.launch is not None
+    seen = set()
+    for problem in (
+        *case.launch.problems,
+        *violations(case.config, explicit=case.launch.stated, training=False),
+    ):
+        if problem.rule in SPOKEN or problem.rule.startswith(("not-available", "not-in-redline", "built-in")):
+            continue
+        if problem.what in seen or _of_megatron(case, problem.rule):
+            continue
+        seen.add(problem.what)
+        at = next(
+            (flag for flag in problem.flags if case.uses(flag)), problem.flags[0] if problem.flags else ""
+        )
+        words = {"what": problem.what, "why": problem.why, "mend": problem.mend}
+        yield Hit(at=at, words=words, severity="warning" if problem.rule.startswith("needs/") else None)
+
+
+def _of_megatron(case: Case, rule: str) -> bool:
+    """Whether a rule of ours does not hold in Megatron-LM, which ignores what has no effect."""
+    return (
+        case.dialect == "megatron"
+        and rule.startswith("needs/")
+        and rule.removeprefix("needs/")
+        in (
+            "num-query-groups",
+            "fp8-amax-history-len",
+            "fp8-amax-compute-algo",
+            "rotary-base",
+            "rotary-percent",
+            "moe-router-topk",
+            "kv-channels",
+        )
+    )
+
+
+@check("RL604", "host", "hint")
+def repeated_flags(case: Case) -> Iterator[Hit]:
+    """A flag given twice: the last counts."""
+    assert case.launch is not None
+    first: dict[str, str | None] = {}
+    for use in case.launch.flags:
+        if use.flag in first and first[use.flag] != use.value and use.value is not None:
+            yield Hit(at=use.flag, words={"flag": use.flag, "first": first[use.flag], "last": use.value})
+        first[use.flag] = use.value

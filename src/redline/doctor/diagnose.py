@@ -1,0 +1,266 @@
+"""From a case to findings and a verdict: run every check, predict each mend, combine them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from redline.config.flags import UNSET
+from redline.config.tree import options_by_field
+from redline.doctor.case import Case, merge
+from redline.doctor.checks import CHECKS
+from redline.doctor.finding import SEVERITIES, Finding, Gain, Hit, Mend
+from redline.doctor.messages import phrases, texts_of
+from redline.doctor.registry import Check
+from redline.errors import RedlineError
+from redline.plan.cost import StepCost
+from redline.plan.cost_setup import Dialect
+
+WORTH = 0.01  # of a step, from which a further round of mends is worth it
+NOT_MODELLED = frozenset(("RL011", "RL403", "RL407"))  # whose mend changes what the cost model leaves out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """Everything the doctor has to say.
+
+    Attributes:
+        findings: by expected gain, errors first.
+        applied: the safe mends that go together, in the order they were combined.
+        now, after: predicted steps, None where nothing can be predicted.
+    """
+
+    case: Case
+    findings: tuple[Finding, ...]
+    applied: tuple[Finding, ...]
+    now: StepCost | None
+    after: StepCost | None
+
+    @property
+    def worst(self) -> str | None:
+        """The most severe severity; None without findings."""
+        found = {finding.severity for finding in self.findings}
+        return next((severity for severity in SEVERITIES if severity in found), None)
+
+
+ROUNDS = 3  # of mends upon mends: less recompute once sequence parallelism has freed memory, and so on
+
+
+def diagnose(case: Case, *, lang: str = "en", checks: Iterable[Check] = CHECKS) -> Diagnosis:
+    """Run every check whose needs the case meets, then again on the mended case while that brings more."""
+    listed = tuple(checks)
+    findings = [_finding(case, each, hit, lang) for each in listed for hit in _hits(case, each)]
+    findings.sort(key=_order)
+    applied = _combine(case, findings, [])
+    for _ in range(ROUNDS if case.cost is not None else 0):
+        further = _further(case, listed, applied, lang)
+        if not further:
+            break
+        replaced = {finding.id for finding in further}
+        findings = [finding for finding in findings if finding.id not in replaced] + further
+        applied = [finding for finding in applied if finding.id not in replaced] + further
+    findings += _advice(case, listed, applied, {finding.id for finding in findings}, lang)
+    findings.sort(key=_order)
+    after = case.after(*(finding.change for finding in applied)) if case.launch else None
+    now = case.cost if case.launch else None
+    return Diagnosis(case=case, findings=tuple(findings), applied=tuple(applied), now=now, after=after)
+
+
+def _hits(case: Case, check: Check) -> list[Hit]:
+    """A check's hits; `redline train` is never advised an option that this release refuses."""
+    hits = check.hits(case)
+    if case.dialect == "megatron" or case.launch is None:
+        return hits
+    table = options_by_field()
+    obeyed = [
+        all(table[name].refusal(value) is None for name, value in hit.mend.values.items()) for hit in hits
+    ]
+    return [
+        hit if works else replace(hit, mend=Mend())
+        for hit, works in zip(hits, obeyed, strict=True)
+        if works or (hit.severity or check.severity) == "error"
+    ]
+
+
+def _further(case: Case, checks: tuple[Check, ...], applied: list[Finding], lang: str) -> list[Finding]:
+    """Findings that pay once the applied mends are made: measured by the cost model on the mended case."""
+    mended = case.mended(merge(tuple(finding.change for finding in applied)))
+    before = mended.cost
+    if before is None:
+        return []
+    say, found = phrases(lang), []
+    for each in checks:
+        if each.needs not in ("cost", "launch"):
+            continue
+        for hit in _hits(mended, each):
+            after = mended.after(hit.mend)
+            if not hit.mend.safe or not hit.mend.values or after is None or not mended.fits(after):
+                continue
+            gain = _gain_upon(before, after, say)
+            if (gain.step_time or 0.0) < WORTH:
+                continue
+            found.append(replace(_finding(mended, each, hit, lang), gain=gain))
+    best = max(found, key=lambda finding: finding.gain.step_time or 0.0, default=None)
+    if best is None:
+        return []
+    earlier = next((finding for finding in applied if finding.id == best.id), None)
+    if earlier is not None:  # one finding speaks for both: its change includes the earlier one
+        best = replace(best, change=merge((earlier.change, best.change)))
+    file, line = case.place(next(iter(best.change.values), ""))
+    return [replace(best, file=best.file or file, line=best.line or line)]
+
+
+def _advice(
+    case: Case, checks: tuple[Check, ...], applied: list[Finding], known: set[str], lang: str
+) -> list[Finding]:
+    """What is advised but not made, and shows only once the applied mends are (fp8, say)."""
+    mended = case.mended(merge(tuple(finding.change for finding in applied)))
+    if not applied or mended.cost is None:
+        return []
+    say, found = phrases(lang), []
+    for each in checks:
+        if each.needs != "cost" or each.id in known:
+            continue
+        for hit in _hits(mended, each):
+            if hit.mend.safe or (after := mended.after(hit.mend)) is None:
+                continue
+            gain = _gain_upon(mended.cost, after, say)
+            found.append(replace(_finding(mended, each, hit, lang), gain=gain))
+    return found
+
+
+def _gain_upon(before: StepCost, after: StepCost, say: Mapping[str, str]) -> Gain:
+    """The gain of a mend on top of the applied ones, by tokens."""
+    times = {"now": f"{before.step_s:.4g}", "after": f"{after.step_s:.4g}"}
+    basis = say["basis_upon"].format(**times, error=f"{before.uncertainty:.0%}")
+    saved_bytes = round(before.memory.total - after.memory.total)
+    return Gain(1 - before.tokens_per_s / after.tokens_per_s, basis, saved_bytes)
+
+
+def _finding(case: Case, check: Check, hit: Hit, lang: str) -> Finding:
+    texts = texts_of(check.id, hit.text, lang)
+    words = {**hit.words, "change": change_text(case, hit.mend, lang)}
+    file, line = case.place(hit.at)
+    return Finding(
+        id=check.id,
+        account=check.account,
+        severity=hit.severity or check.severity,
+        title=texts["title"].format(**words),
+        evidence=texts["evidence"].format(**words),
+        file=file,
+        line=line,
+        why=texts["why"].format(**words),
+        mend=texts["mend"].format(**words),
+        gain=_gain(case, check, hit, lang),
+        change=hit.mend,
+    )
+
+
+def _gain(case: Case, check: Check, hit: Hit, lang: str) -> Gain:
+    """The gain of one mend alone: measured where there is a run, else the cost model run again with it."""
+    say = phrases(lang)
+    if hit.share is not None:
+        return Gain(hit.share, say["basis_measured"] if check.needs == "run" else say["basis_arithmetic"])
+    if case.cost is None or not hit.mend.acts or check.id in NOT_MODELLED:
+        return Gain(None, say["basis_none"])
+    after = case.after(hit.mend)
+    if after is None:
+        return Gain(None, say["basis_none"])
+    now = case.cost
+    saved_bytes = round(now.memory.total - after.memory.total)
+    # By tokens, so that a mend that changes the batch is compared fairly.
+    saved = 1 - now.tokens_per_s / after.tokens_per_s
+    if abs(saved) < 5e-4 and abs(saved_bytes) < 2**20:
+        return Gain(None, say["basis_none"])
+    basis = say["basis_model"].format(
+        now=f"{now.step_s:.4g}", after=f"{after.step_s:.4g}", error=f"{now.uncertainty:.0%}"
+    )
+    return Gain(saved, basis, saved_bytes)
+
+
+def _order(finding: Finding) -> tuple[int, float, int, str]:
+    """Errors first, then by gain, then by severity."""
+    gain = finding.gain.step_time or 0.0
+    rank = SEVERITIES.index(finding.severity)
+    return (0 if rank == 0 else 1, -gain, rank, finding.id)
+
+
+def _combine(case: Case, findings: list[Finding], applied: list[Finding]) -> list[Finding]:
+    """The safe mends that can be made together: each must leave a step that fits and is not slower."""
+    best = case.cost
+    for finding in findings:
+        if not finding.change.acts or not finding.change.safe:
+            continue
+        mends = [each.change for each in applied] + [finding.change]
+        if any(_disagree(each.change, finding.change) for each in applied):
+            continue
+        try:
+            after = case.after(*mends)
+        except RedlineError:
+            continue
+        if case.cost is not None and after is None:
+            continue
+        if best is not None and after is not None:
+            repairs = not case.fits(best) and after.memory.total < best.memory.total
+            if not repairs and (
+                after.tokens_per_s < best.tokens_per_s * 0.999 or case.fits(best) > case.fits(after)
+            ):
+                continue
+        applied.append(finding)
+        best = after if after is not None else best
+    return applied
+
+
+def _disagree(one: Mend, other: Mend) -> bool:
+    """Whether two mends set the same option or variable to different values."""
+    options = any(one.values[name] != value for name, value in other.values.items() if name in one.values)
+    return options or any(
+        one.environment[name] != value for name, value in other.environment.items() if name in one.environment
+    )
+
+
+def change_text(case: Case, mend: Mend, lang: str = "en") -> str:
+    """A mend as one would type it: "--sequence-parallel, without --fp16, export A=1"."""
+    say = phrases(lang)
+    added, removed = flag_changes(case, mend)
+    parts = [" ".join(added)] if added else []
+    if gone := [*removed, *mend.drop]:
+        parts.append(say["without"].format(flags=" ".join(dict.fromkeys(gone))))
+    for name, value in mend.environment.items():
+        parts.append(say["unset"].format(name=name) if value is None else f"export {name}={value}")
+    return ", ".join(parts) or say["by_hand"]
+
+
+def flag_changes(case: Case, mend: Mend) -> tuple[list[str], list[str]]:
+    """(flags to give, flags to take out) for a mend's values, where the launch differs from them now."""
+    added: list[str] = []
+    removed: list[str] = []
+    for name, value in mend.values.items():
+        if case.launch is None or case.get(name) == value:
+            continue
+        option = options_by_field()[name]
+        if value == unstated(name, case.dialect) and (use := field_use(case, name)) is not None:
+            removed.append(use)
+        elif value is not None and not (value is False and option.default is False):
+            added.append(option.show(value))
+    return added, removed
+
+
+def field_use(case: Case, name: str) -> str | None:
+    """The flag by which the launch states an option, as typed; None when it does not."""
+    assert case.launch is not None
+    uses = (use.flag for use in reversed(case.launch.flags) if use.field == name)
+    return next(uses, options_by_field()[name].flag if case.said(name) else None)
+
+
+def unstated(name: str, dialect: Dialect) -> Any:
+    """The value of an option that is not stated."""
+    option = options_by_field()[name]
+    megatron = option.spec.megatron
+    return option.default if dialect == "redline" or megatron is UNSET else megatron
+
+
+def combined(diagnosis: Diagnosis) -> Mend:
+    """All applied mends as one."""
+    return merge(tuple(finding.change for finding in diagnosis.applied))

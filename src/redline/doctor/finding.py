@@ -1,0 +1,94 @@
+"""What a check reports: a hit with its mend, and the finding that is printed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+Severity = Literal["error", "warning", "hint"]
+Account = Literal["kernels", "communication", "memory", "host"]
+SEVERITIES: tuple[Severity, ...] = ("error", "warning", "hint")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mend:
+    """The exact change, as data: the cost model reruns with it and a patch is made of it.
+
+    Attributes:
+        values: option field -> value.
+        environment: variable -> value, None to unset it.
+        drop: flags, as typed, to take out.
+        safe: the training result stays as it is, to rounding; others are advised and never patched in.
+    """
+
+    values: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, str | None] = field(default_factory=dict)
+    drop: tuple[str, ...] = ()
+    safe: bool = True
+
+    @property
+    def acts(self) -> bool:
+        """Whether there is anything to change in a script."""
+        return bool(self.values or self.environment or self.drop)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hit:
+    """One thing a check found.
+
+    Attributes:
+        at: option field, environment variable or flag that the evidence points to.
+        words: values for the check's texts.
+        mend: the change, where one can be stated.
+        severity: where it differs from the check's own.
+        text: suffix of an alternative set of texts ("RL007.oom").
+        share: measured share of the step time, where there is a measurement.
+    """
+
+    at: str = ""
+    words: Mapping[str, Any] = field(default_factory=dict)
+    mend: Mend = field(default_factory=Mend)
+    severity: Severity | None = None
+    text: str = ""
+    share: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """Share of the step time that a mend saves, 0.08 for 8%; None where nothing predicts it."""
+
+    step_time: float | None
+    basis: str
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """A hit in words.
+
+    Attributes:
+        id, account, severity, title: of the check.
+        evidence: what was seen; file and line of the flag, where it stands in a file.
+        why: why it costs.
+        mend: what to change, with the exact flags.
+        gain: predicted, with its basis.
+        change: the mend as data.
+    """
+
+    id: str
+    account: Account
+    severity: Severity
+    title: str
+    evidence: str
+    file: str | None
+    line: int | None
+    why: str
+    mend: str
+    gain: Gain
+    change: Mend
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        plain = {name: getattr(self, name) for name in self.__slots__ if name not in ("gain", "change")}
+        return plain | {"gain": asdict(self.gain)}

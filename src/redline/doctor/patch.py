@@ -1,0 +1,271 @@
+"""A launch with its mends made: single words changed or added in the lines that hold them.
+
+A flag's value is replaced where the flag stands; a flag is taken out there; a new flag is put in front of one
+that stands there already, so that arrays, strings and continued lines all stay what they are. Variables are
+exported before the first command. What cannot be placed so is reported, never guessed.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from redline.config.tree import options_by_field
+from redline.doctor.case import Case
+from redline.doctor.diagnose import field_use, unstated
+from redline.doctor.finding import Mend
+
+VALUE = r"""(?:"(?:[^"\\]|\\.)*"|'[^']*'|\$\{[^}]*\}|\$\([^)]*\)|[^\s"'`)\\;|&]+)"""
+SAFE_VALUE = re.compile(r"[\w.,:=/+*@%-]+")
+
+
+@dataclass(slots=True)
+class Patch:
+    """The new text, and what could not be done."""
+
+    before: str
+    lines: list[str]
+    undone: list[str] = field(default_factory=list)
+    added: list[str] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """The text with all edits."""
+        return "".join(self.lines)
+
+    def diff(self, old: str, new: str) -> str:
+        """A unified diff from `old` to `new`, the names it prints."""
+        return "".join(
+            difflib.unified_diff(
+                self.before.splitlines(keepends=True),
+                self.text.splitlines(keepends=True),
+                fromfile=old,
+                tofile=new,
+            )
+        )
+
+
+def patch_launch(case: Case, mend: Mend) -> Patch:
+    """The launch's text with the mend's changes."""
+    assert case.launch is not None
+    text = case.launch.text
+    patch = Patch(text, text.splitlines(keepends=True))
+    if text and not text.endswith("\n"):
+        patch.lines[-1] += "\n"
+    if case.launch.kind in ("toml", "run-folder"):
+        for name, value in mend.values.items():
+            if case.get(name) != value:
+                _set_toml(patch, name, value, unstated(name, "redline"))
+        return patch
+    if case.launch.kind == "yaml":
+        for name, value in mend.values.items():
+            if case.get(name) != value:
+                _set_yaml(patch, name, value)
+        return patch
+    for name, value in mend.values.items():
+        if case.get(name) != value:
+            _set_flag(case, patch, name, value)
+    for flag in mend.drop:
+        _drop(case, patch, flag)
+    if patch.added:
+        _add(case, patch, " ".join(patch.added))
+    for variable, value in mend.environment.items():
+        _export(patch, variable, value)
+    return patch
+
+
+def _set_flag(case: Case, patch: Patch, name: str, value: Any) -> None:
+    option = options_by_field()[name]
+    typed = field_use(case, name)
+    gone = value == unstated(name, case.dialect)
+    if option.kind is bool and option.count == 0:
+        if typed is not None:
+            _drop(case, patch, typed)
+        if not gone and value is not None:
+            patch.added.append(option.show(value))
+        return
+    if gone or value is None:
+        if typed is not None:
+            _drop(case, patch, typed)
+        return
+    if typed is not None and typed == option.flag and _replace_value(case, patch, typed, option.show(value)):
+        return
+    if typed is not None:
+        _drop(case, patch, typed)
+    patch.added.append(option.show(value))
+
+
+def _lines_of(case: Case, flag: str) -> list[int]:
+    """Indices of the lines of the main file on which a flag stands, the last use first."""
+    assert case.launch is not None
+    path = str(case.launch.path)
+    uses = [use for use in case.launch.flags if use.flag == flag and str(use.file) == path and use.line]
+    return [use.line - 1 for use in reversed(uses)]
+
+
+def _spot(case: Case, patch: Patch, flag: str) -> tuple[int, re.Match[str]] | None:
+    """(line, match) of a flag as a word of its own outside a comment."""
+    pattern = re.compile(rf"(?<![\w-]){re.escape(flag)}(?![\w-])")
+    for place in _lines_of(case, flag):
+        if place < len(patch.lines) and (found := pattern.search(patch.lines[place])):
+            comment = re.search(r"(?:^|\s)#", patch.lines[place])
+            if comment is None or comment.start() > found.start():
+                return place, found
+    return None
+
+
+def _replace_value(case: Case, patch: Patch, flag: str, shown: str) -> bool:
+    spot = _spot(case, patch, flag)
+    if spot is None:
+        return False
+    place, found = spot
+    line, rest = patch.lines[place], patch.lines[place][found.end() :]
+    value = re.match(rf"(?:[ \t]+|=){VALUE}", rest)
+    if value is None:
+        return False
+    patch.lines[place] = line[: found.start()] + shown + rest[value.end() :]
+    return True
+
+
+def _drop(case: Case, patch: Patch, flag: str) -> None:
+    """Take out a flag and its values."""
+    assert case.launch is not None
+    spot = _spot(case, patch, flag)
+    use = case.uses(flag)
+    if spot is None or use is None:
+        patch.undone.append(f"without {flag}")
+        return
+    place, found = spot
+    line, end = patch.lines[place], found.end()
+    while use.value is not None and (value := re.match(rf"(?:[ \t]+|=)(?!-){VALUE}", line[end:])):
+        end += value.end()
+        if use.field is None or options_by_field()[use.field].count == 1:
+            break
+    if end == found.end() and use.value not in (None, "", "true"):
+        patch.undone.append(f"without {flag}")
+        return
+    before, after = line[: found.start()], line[end:]
+    if before.endswith((" ", "\t")) and after[:1] in (" ", "\t"):
+        after = after.lstrip(" \t") if not before.strip() else after[1:]
+    patch.lines[place] = before + after
+    if not after.strip():
+        patch.lines[place] = before.rstrip(" \t") + after.lstrip(" \t")
+    if not patch.lines[place].strip(" \t\n\\"):
+        # A line with nothing left goes, unless its end also ends a command that the line before continues.
+        if line.rstrip().endswith("\\") or not _continues(patch.lines, place - 1):
+            patch.lines[place] = ""
+        else:
+            patch.lines[place - 1] = re.sub(r"[ \t]*\\\n$", "\n", patch.lines[place - 1])
+            patch.lines[place] = ""
+
+
+def _continues(lines: list[str], place: int) -> bool:
+    return place >= 0 and lines[place].rstrip("\n").endswith("\\")
+
+
+def _add(case: Case, patch: Patch, shown: str) -> None:
+    """Put flags before one that stands in the main file: on a line of their own where that one leads."""
+    assert case.launch is not None
+    for use in case.launch.flags:
+        if use.state == "unknown" or (spot := _spot(case, patch, use.flag)) is None:
+            continue
+        place, found = spot
+        line = patch.lines[place]
+        if _in_element_of_its_own(line, found):
+            continue
+        indent = line[: found.start()]
+        if indent.strip():
+            patch.lines[place] = f"{indent}{shown} {line[found.start() :]}"
+        else:  # a line that begins with a flag continues a command, or stands in an array
+            end = " \\\n" if _continues(patch.lines, place - 1) else "\n"
+            patch.lines[place] = f"{indent}{shown}{end}{line}"
+        return
+    patch.undone.append(shown)
+
+
+def _in_element_of_its_own(line: str, found: re.Match[str]) -> bool:
+    """Whether the flag is quoted by itself ("--flag" in an array), where a neighbour would join its word."""
+    around = line[max(0, found.start() - 1) : found.start()], line[found.end() : found.end() + 1]
+    return around[0] in ("'", '"') and around[1] in (around[0], "=")
+
+
+def _export(patch: Patch, name: str, value: str | None) -> None:
+    pattern = re.compile(rf"(?<![\w]){re.escape(name)}={VALUE}?")
+    places = [place for place, line in enumerate(patch.lines) if pattern.search(line.split("#")[0])]
+    if places:
+        for place in places:
+            line = patch.lines[place]
+            if value is not None:
+                patch.lines[place] = pattern.sub(f"{name}={value}", line, count=1)
+            elif re.fullmatch(
+                rf"\s*(?:export\s+)?{re.escape(name)}={VALUE}?\s*;?\s*(?:#.*)?", line.rstrip("\n")
+            ):
+                patch.lines[place] = ""
+            else:
+                patch.undone.append(f"unset {name}")
+        return
+    if value is None:
+        patch.undone.append(f"unset {name}")
+        return
+    assert SAFE_VALUE.fullmatch(value), value
+    patch.lines.insert(_first_command(patch.lines), f"export {name}={value}\n")
+
+
+def _first_command(lines: list[str]) -> int:
+    """The line before which an export stands well: after the shebang, comments and scheduler's directives."""
+    for place, line in enumerate(lines):
+        words = line.strip()
+        if words and not words.startswith("#") and not words.startswith("set "):
+            return place
+    return len(lines)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, tuple):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+def _set_toml(patch: Patch, name: str, value: Any, default: Any) -> None:
+    """Change, add or take out a key in its section's table."""
+    option = options_by_field()[name]
+    words = {
+        name,
+        f"no_{name}",
+        f"disable_{name}",
+        *(flag[2:].replace("-", "_") for flag in option.spec.shorthands),
+    }
+    key = re.compile(rf"^\s*(?:{'|'.join(map(re.escape, sorted(words)))})\s*=")
+    kept = [line for line in patch.lines if not key.match(line)]
+    first = next((place for place, line in enumerate(patch.lines) if key.match(line)), None)
+    new = None if value is None or value == default else f"{name} = {_toml(value)}\n"
+    patch.lines = kept
+    if new is None:
+        return
+    if first is not None:
+        patch.lines.insert(first, new)
+        return
+    header = re.compile(rf"^\s*\[{re.escape(option.section)}\]")
+    place = next((place for place, line in enumerate(patch.lines) if header.match(line)), None)
+    if place is None:
+        patch.lines += ["\n" if patch.lines else "", f"[{option.section}]\n", new]
+    else:
+        patch.lines.insert(place + 1, new)
+
+
+def _set_yaml(patch: Patch, name: str, value: Any) -> None:
+    """Change a key of a YAML file, wherever it is nested; a key that is not there is reported."""
+    key = re.compile(
+        rf"^(\s*(?:-{{0,2}}){re.escape(name)}|\s*--{re.escape(name.replace('_', '-'))})(\s*:\s*)[^#\n]*"
+    )
+    shown = "null" if value is None else _toml(value)
+    for place, line in enumerate(patch.lines):
+        if found := key.match(line):
+            comment = line[found.end() :]
+            patch.lines[place] = f"{found[1]}{found[2]}{shown}{' ' if comment.strip() else ''}{comment}"
+            return
+    patch.undone.append(f"{name}: {shown}")

@@ -1,0 +1,101 @@
+"""A finished or running job, from its folder: summary.json and metrics.jsonl in few numbers."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from redline.errors import DataError
+from redline.ledger import METRICS_FILE, read_metrics, read_summary
+
+WARM_UP = 3  # steps left out of every median
+SLOW = 1.3  # times the median step, from which a step counts as slow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """What a run did.
+
+    Attributes:
+        steps: recorded ones; step_s and mfu are medians without warm-up.
+        slow_steps: numbers of steps far above the median; lost_share is the time they lost.
+        slow_period: their distance, where it is regular.
+        gpu: the device's name.
+        choices: what ran in place of every `auto`.
+    """
+
+    steps: int
+    step_s: float | None
+    tokens_per_s: float | None
+    mfu: float | None
+    slow_steps: tuple[int, ...] = ()
+    slow_period: int | None = None
+    lost_share: float = 0.0
+    skipped_steps: int = 0
+    memory_bytes: int | None = None
+    predicted_memory: int | None = None
+    gpu: str | None = None
+    outcome: str = ""
+    choices: Mapping[str, str] = field(default_factory=dict)
+
+
+def read_run(folder: Path) -> RunRecord:
+    """The record of a run folder.
+
+    Raises: DataError when there are no metrics to read.
+    """
+    path = folder / METRICS_FILE
+    try:
+        records = [record for record in read_metrics(path) if record.get("kind") == "step"]
+        summary = read_summary(folder / "summary.json") if (folder / "summary.json").exists() else {}
+    except (OSError, ValueError) as exc:
+        raise DataError(
+            f"{folder} is not a run's folder: {exc}.",
+            why="a run leaves metrics.jsonl, config.toml and summary.json there.",
+            mend="name the folder that --save named, or a launch script.",
+        ) from exc
+    return record_of(records, summary)
+
+
+def record_of(records: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> RunRecord:
+    """The same from plain values."""
+    settled = [each for each in records[WARM_UP:] if isinstance(each.get("step_time_s"), int | float)]
+    times = [float(each["step_time_s"]) for each in settled]
+    median = statistics.median(times) if times else None
+    slow = tuple(int(each["step"]) for each in settled if median and each["step_time_s"] > SLOW * median)
+    lost = sum(time - median for time in times if median and time > SLOW * median) if median else 0.0
+    measured = summary.get("measured_memory_bytes") or max(
+        (each.get("memory") or 0 for each in records), default=0
+    )
+    utilisation = (summary.get("mfu") or {}).get("causal-half") or {}
+    shares = [each["mfu"] for each in settled if isinstance(each.get("mfu"), int | float)]
+    rates = [each["tokens_per_s"] for each in settled if isinstance(each.get("tokens_per_s"), int | float)]
+    return RunRecord(
+        steps=len(records),
+        step_s=median,
+        tokens_per_s=statistics.median(rates) if rates else None,
+        mfu=statistics.median(shares) if shares else utilisation.get("mfu"),
+        slow_steps=slow,
+        slow_period=_period(slow),
+        lost_share=lost / sum(times) if times else 0.0,
+        skipped_steps=sum(bool(each.get("skipped")) for each in records),
+        memory_bytes=measured or None,
+        predicted_memory=(summary.get("predicted_memory") or {}).get("total"),
+        gpu=(summary.get("hardware") or {}).get("name"),
+        outcome=str(summary.get("outcome") or ""),
+        choices={str(each["what"]): str(each["ran"]) for each in summary.get("choices") or ()},
+    )
+
+
+def _period(steps: Sequence[int]) -> int | None:
+    """The distance most of these steps have from the next; None when there is no such."""
+    distances = Counter(later - earlier for earlier, later in pairwise(steps))
+    if not distances or len(steps) < 3:
+        return None
+    distance, times = distances.most_common(1)[0]
+    return distance if distance > 1 and times >= 0.7 * (len(steps) - 1) else None

@@ -1,0 +1,26 @@
+"""The operators of a run that have a fused kernel: the names by which rooms speak of them."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+Operator = Literal[
+    "norm",
+    "qk_norm",
+    "rope",
+    "activation",
+    "bias_dropout_add",
+    "masked_softmax",
+    "embedding",
+    "cross_entropy",
+    "linear_cross_entropy",
+    "adamw",
+]
+OPERATORS: frozenset[Operator] = frozenset(get_args(Operator))
+
+# Whole models that differ in the loss: its logits in memory, or made and used in chunks.
+WITH_LOGITS = OPERATORS - {"linear_cross_entropy"}
+WITHOUT_LOGITS = OPERATORS - {"cross_entropy"}
+
+# Activations that a kernel computes; squared-relu has none.
+FUSED_ACTIVATIONS = frozenset(("gelu", "gelu-tanh", "quick-geglu", "geglu", "swiglu"))

@@ -1,0 +1,105 @@
+"""Bytes: what collectives move between ranks, and what operators without a GEMM read and write.
+
+Per token and layer, in a half-precision model (2 bytes an element), for the whole layer before any split.
+"fused" counts what one kernel for each group of neighbouring operators touches; "plain" counts every operator
+by itself, norms and softmax widened to fp32, as PyTorch runs them one by one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from redline.formulas.shape import ModelShape
+
+Collective = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send"]
+HALF, SINGLE = 2, 4
+
+
+def sent_bytes(kind: Collective, num_bytes: float, ranks: int) -> float:
+    """Bytes one rank sends in a bandwidth-optimal collective over a tensor of `num_bytes` when whole."""
+    if ranks == 1:
+        return 0.0
+    if kind == "send":
+        return num_bytes
+    share = (ranks - 1) / ranks * num_bytes
+    return 2 * share if kind == "all_reduce" else share
+
+
+@dataclass(frozen=True, slots=True)
+class LayerBytes:
+    """Bytes a token of one layer's elementwise work.
+
+    `outer` lies between the row-parallel and the next column-parallel GEMM (norms, dropout, residual), which
+    only sequence parallelism splits over tp; `inner` (rotary, activation) is always split.
+    """
+
+    outer_forward: float
+    outer_backward: float
+    inner_forward: float
+    inner_backward: float
+
+
+def layer_bytes(shape: ModelShape, fused: bool) -> LayerBytes:
+    """Elementwise traffic of one layer a token: two norms and residual additions, rotary, activation."""
+    H, turned = shape.hidden, shape.q_size + shape.kv_size
+    positions = shape.position == "rope"
+    # Fused: a norm reads x and writes y; residual + bias + dropout reads two and writes one.
+    norm, add = 2 * H * HALF, 3 * H * HALF
+    outer_forward, outer_backward = 2 * (norm + add), 2 * (3 * H * HALF + add)
+    activation = (shape.fc1_size + shape.ffn) * HALF
+    activation_backward = (2 * shape.fc1_size + shape.ffn) * HALF
+    rotary = 2 * turned * HALF * positions
+    if not fused:
+        # Norm: widen, square and mean, scale, narrow; bias, addition and dropout apart.
+        passes = 4 if shape.normalization == "RMSNorm" else 5
+        apart = 2 * H * HALF * (shape.bias_linear + (shape.hidden_dropout > 0))
+        outer_forward = 2 * (passes * 2 * H * HALF + add + apart)
+        outer_backward = 2 * ((passes + 2) * 2 * H * HALF + add + apart)
+        activation += (
+            2 * shape.ffn * HALF if shape.gated else 0
+        ) + 2 * shape.fc1_size * HALF * shape.bias_linear
+        activation_backward += 4 * shape.ffn * HALF if shape.gated else 0
+        rotary *= 4
+    qk_norm = 3 * turned * HALF * (shape.qk_norm != "none")
+    return LayerBytes(
+        outer_forward=outer_forward,
+        outer_backward=outer_backward,
+        inner_forward=activation + rotary + qk_norm,
+        inner_backward=activation_backward + rotary + 1.5 * qk_norm,
+    )
+
+
+def score_bytes(fused_softmax: bool, dropout: bool) -> tuple[float, float]:
+    """(forward, backward) bytes a score (of all S x S of a head) when attention writes them out.
+
+    Fused: scale, mask and softmax in one kernel. Else each reads and writes, the softmax in fp32.
+    """
+    forward = 4 * HALF if fused_softmax else 6 * HALF + 3 * SINGLE
+    backward = 6 * HALF if fused_softmax else 8 * HALF + 3 * SINGLE
+    return (forward + 3 * HALF, backward + 3 * HALF) if dropout else (forward, backward)
+
+
+def cast_bytes(shape: ModelShape, recipe: str) -> float:
+    """Bytes a token and layer to quantize the operands of the four fp8 GEMMs, forward and backward.
+
+    Each operand is read in 16 bits and written twice in 8 (as it is, and transposed). The norm and the
+    activation write their fp8 output themselves under delayed scaling; every other recipe reads once more for
+    the largest value, block scales write a little more.
+    """
+    apart = shape.q_size + (shape.q_size + 2 * shape.kv_size) + shape.fc1_size + 2 * shape.hidden
+    fusable = 2 * shape.hidden + shape.ffn
+    if recipe == "delayed":
+        return (HALF + 2) * apart + 2 * fusable
+    return (2 * HALF + 2) * (apart + fusable)
+
+
+def loss_bytes(fused: bool) -> float:
+    """Bytes a logit, forward and backward: one fused pass each way, or fp32 copies operator by operator."""
+    return 4 * HALF if fused else 2 * HALF + 11 * SINGLE
+
+
+def optimizer_bytes(grad_bytes: int, main_bytes: int = SINGLE) -> float:
+    """Bytes a parameter of one AdamW step: norm and clipping of gradients, moments, main and model copy."""
+    gradient = grad_bytes * 5  # zeroed, read for the norm, scaled (read and write), read by Adam
+    return gradient + 6 * main_bytes + main_bytes + HALF

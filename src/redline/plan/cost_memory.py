@@ -1,0 +1,166 @@
+"""Bytes of the fullest rank under any layout, by Megatron's rules of who holds what.
+
+State: weights, gradients, main parameters and moments, sharded as the setup says. Activations: the tensors
+that a layer of fused operators keeps (norm input and output, q, k, v, attention's output, fc1's output, fc2's
+input), or those of plain operators; divided over tp, cp, and counted for every microbatch in flight.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from redline.formulas.params import is_moe, logical_tensors
+from redline.plan.cost_setup import Setup
+from redline.units import GIB
+
+RUNTIME = 3 * GIB // 2  # CUDA context, NCCL's buffers, cuBLAS' workspaces
+FRAGMENTATION = 0.05  # of activations
+HALF, SINGLE = 2, 4
+
+
+@dataclass(frozen=True, slots=True)
+class RankParameters:
+    """Parameters of one rank of the fullest stage: those shared by all dp ranks, and of its own experts."""
+
+    dense: float
+    expert: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankMemory:
+    """Predicted bytes of the fullest rank at its peak."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+    activations: float
+    logits: float
+    runtime: float
+
+    @property
+    def total(self) -> float:
+        """All of them."""
+        parts = (self.weights, self.gradients, self.optimizer, self.activations, self.logits, self.runtime)
+        return sum(parts)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values with the total, for JSON."""
+        return {name: round(getattr(self, name)) for name in self.__slots__} | {"total": round(self.total)}
+
+
+def rank_parameters(setup: Setup) -> RankParameters:
+    """Parameters on the fullest rank: the first stage of a pipeline (embedding) or the last (head)."""
+    return _rank_parameters(setup)
+
+
+@lru_cache(maxsize=64)
+def _rank_parameters(setup: Setup) -> RankParameters:
+    shape, grid = setup.shape, setup.grid
+    sizes = {"split": 0, "whole": 0, "vocab": 0, "expert": 0, "end": 0}
+    for tensor in logical_tensors(shape):
+        if tensor.split == "vocab":
+            sizes["vocab"] += tensor.numel
+        elif tensor.part == "embedding":
+            sizes["end"] += tensor.numel
+        elif tensor.split == "expert":
+            sizes["expert"] += tensor.numel
+        else:
+            sizes["whole" if tensor.split == "replicated" else "split"] += tensor.numel
+    share = setup.layers_per_stage / shape.num_layers if grid.pp > 1 else 1.0
+    vocab = sizes["vocab"] / grid.tp
+    if grid.pp > 1 and not shape.tied:
+        vocab /= 2  # embedding on the first stage, head on the last
+    dense = (sizes["split"] / grid.tp + sizes["whole"]) * share + vocab + sizes["end"]
+    return RankParameters(dense, sizes["expert"] * share / (grid.ep * grid.etp))
+
+
+def rank_memory(setup: Setup) -> RankMemory:
+    """Peak bytes of the fullest rank."""
+    held, grid = rank_parameters(setup), setup.grid
+    shards = grid.dp * grid.cp
+    expert_shards = max(1, shards * grid.tp // (grid.ep * grid.etp))
+    cut = {
+        "weights": setup.sharding == "parameters",
+        "gradients": setup.sharding in ("parameters", "gradients"),
+        "optimizer": setup.sharding != "none",
+    }
+    item = {"fp32": 4, "fp64": 8}.get(setup.dtype, 2)
+    size = {
+        "weights": item if setup.gather_bytes == HALF or item > HALF else 1.2,
+        "gradients": setup.grad_bytes if item == HALF else item,
+        "optimizer": 12 if item == HALF else 2 * item,
+    }
+    state = {
+        name: size[name]
+        * (held.dense / (shards if cut[name] else 1) + held.expert / (expert_shards if cut[name] else 1))
+        for name in size
+    }
+    last, first = logits_bytes(setup), in_flight(setup) * chunk_bytes(setup)
+    # The first stage holds the most microbatches, the last one the logits.
+    logits = last if grid.pp == 1 else 0.0
+    activations = first * (1 + FRAGMENTATION)
+    return RankMemory(**state, activations=activations, logits=logits, runtime=RUNTIME)
+
+
+def in_flight(setup: Setup) -> float:
+    """Chunks of layers (a stage's, or a virtual stage's) whose activations the first stage holds at most."""
+    pp, vpp, M = setup.grid.pp, setup.vpp, setup.num_microbatches
+    if pp == 1:
+        return 1.0
+    if vpp > 1:
+        return min(M * vpp, pp * vpp + pp - 1)
+    return min(M, pp)
+
+
+def chunk_bytes(setup: Setup) -> float:
+    """Activations of one microbatch in one chunk of layers."""
+    layers = setup.layers_per_stage / setup.vpp
+    each = layer_activation_bytes(setup)
+    boundary = setup.tokens * setup.shape.hidden * HALF
+    boundary /= setup.grid.tp if setup.sequence_parallel else 1
+    if setup.recompute != "full":
+        return layers * each
+    if setup.recompute_method == "block":
+        dropped = min(layers, setup.recompute_layers)
+        return dropped * boundary + (layers - dropped) * each
+    units = -(-layers // setup.recompute_layers)
+    return units * boundary + min(layers, setup.recompute_layers) * each
+
+
+def layer_activation_bytes(setup: Setup, recompute_modules: tuple[str, ...] | None = None) -> float:
+    """Bytes one layer keeps of one microbatch on one rank (full recompute left aside)."""
+    shape, tp, T = setup.shape, setup.grid.tp, setup.tokens
+    modules = setup.recompute_modules if recompute_modules is None else recompute_modules
+    moe = bool(shape.num_experts) and any(is_moe(shape, layer) for layer in range(shape.num_layers))
+    fused = setup.impl != "local"
+    H, F1, F = shape.hidden, shape.fc1_size, shape.ffn
+    if moe:
+        wide = shape.moe_topk * shape.moe_ffn + shape.moe_shared_ffn
+        F1, F = (2 if shape.gated else 1) * wide, wide
+    operand = 1 if setup.fp8 else HALF
+    outer = 2 * H * HALF + 2 * H * operand  # norm inputs, norm outputs
+    outer += 2 * H if shape.hidden_dropout else 0
+    if not fused:
+        outer += 2 * H * SINGLE
+    inner = (shape.q_size + 2 * shape.kv_size) * HALF + shape.q_size * HALF
+    mlp: float = F1 * HALF + F * operand
+    if moe:
+        mlp += shape.moe_topk * H * HALF
+    if "mlp" in modules or ("moe" in modules and moe):
+        mlp, outer = 0.0, outer - H * operand
+    if not fused and not setup.fused_activation and shape.gated:
+        mlp += 2 * F * HALF
+    scores = 0.0
+    if setup.attention == "unfused" and "core_attn" not in modules:
+        each = 2 * HALF + (HALF + 1 if shape.attention_dropout else 0)
+        scores = shape.num_heads * setup.seq_length * each
+    split = tp if setup.sequence_parallel else 1
+    return T * (outer / split + (inner + mlp + scores) / tp)
+
+
+def logits_bytes(setup: Setup) -> float:
+    """Logits and what the loss makes of them."""
+    each = 2 * HALF if setup.fused_loss else 2 * HALF + SINGLE
+    return setup.tokens * setup.shape.padded_vocab_size / setup.grid.tp * each

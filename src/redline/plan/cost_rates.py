@@ -1,0 +1,101 @@
+"""Calibration: the share of its data sheet that a device of each generation sustains in training.
+
+Hopper's shares are measured (one H200: GEMMs at Llama-8B shapes, attention alone, copies, collectives over
+NVLink, whole steps of megatron-core and of the plain path). Those of Ampere and Blackwell are set so that
+published runs come out right. docs/doctor.md states how well they all do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from redline.errors import ConfigError
+from redline.formulas.time import Link, Rates
+from redline.hardware import Hardware
+
+MICROSECOND = 1e-6
+GIGABIT = 1e9 / 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """Shares of the data sheet.
+
+    `flash` and `fused` are (forward, backward) shares of the 16-bit peak; `network_gbit` is what clusters of
+    that generation give each device.
+    """
+
+    gemm_half: float
+    gemm_fp8: float
+    flash: tuple[float, float]
+    memory: float
+    units: int
+    network_gbit: float
+
+
+def _generation(
+    gemm_half: float, gemm_fp8: float, flash: tuple[float, float], memory: float, units: int, gbit: float
+) -> Generation:
+    return Generation(
+        gemm_half=gemm_half, gemm_fp8=gemm_fp8, flash=flash, memory=memory, units=units, network_gbit=gbit
+    )
+
+
+GENERATIONS: dict[tuple[int, int], Generation] = {  # compute capability, newest device it was set for
+    (7, 0): _generation(0.65, 0.60, (0.35, 0.30), 0.72, 80, 100),  # V100
+    (8, 0): _generation(0.80, 0.70, (0.55, 0.44), 0.78, 108, 200),  # A100
+    (8, 9): _generation(0.75, 0.70, (0.55, 0.44), 0.80, 128, 100),  # Ada
+    (9, 0): _generation(0.70, 0.59, (0.50, 0.43), 0.66, 132, 400),  # H100, H200: measured
+    (10, 0): _generation(0.50, 0.53, (0.44, 0.36), 0.66, 148, 400),  # B200, GB200
+    (10, 3): _generation(0.58, 0.64, (0.50, 0.40), 0.70, 148, 400),  # B300, GB300
+    (12, 0): _generation(0.75, 0.70, (0.55, 0.45), 0.80, 170, 100),  # RTX 50
+}
+OTHER = _generation(0.55, 0.50, (0.35, 0.25), 0.75, 228, 400)  # other makers: a guess from few rows
+POOR_LINK = 12e9  # bytes a second of a PCIe 4.0 x16 path through the host, sustained by collectives
+LINK_SHARE = 0.76  # of one direction of the data sheet, by large collectives in a node
+NETWORK_SHARE = 0.80
+
+
+def rates_of(hardware: Hardware, *, gpus_per_node: int = 8, network_gbit: float | None = None) -> Rates:
+    """The calibrated rates of a device.
+
+    Args:
+        gpus_per_node: devices that share NVLink (72 in an NVL72 rack).
+        network_gbit: gigabits a second each device can send to other nodes; None takes its generation's.
+
+    Raises: ConfigError for a device without a data sheet.
+    """
+    half = hardware.peak("bf16") or hardware.peak("fp16")
+    if half is None or hardware.bandwidth_bytes_per_s is None:
+        raise ConfigError(
+            f"there is no data sheet of {hardware.name}: its step time cannot be predicted.",
+            why="a prediction needs its peak rates and its memory's bandwidth.",
+            mend="name the device that will run it, for example --gpu h100.",
+        )
+    known = _calibrated(hardware.compute_capability)
+    single = hardware.peak("fp32") or half / 8
+    link = hardware.link_bytes_per_s
+    inside = link / 2 * LINK_SHARE if link else POOR_LINK
+    return Rates(
+        peak={"bf16": half, "fp16": half, "fp32": single, "fp64": hardware.peak("fp64") or single / 32}
+        | {"fp8": hardware.peak("fp8") or half},
+        gemm={"bf16": known.gemm_half, "fp16": known.gemm_half, "fp8": known.gemm_fp8}
+        | {"fp32": 0.7, "fp64": 0.7},
+        attention={"flash": known.flash, "fused": known.flash},
+        bytes_per_s=hardware.bandwidth_bytes_per_s * known.memory,
+        units=known.units,
+        kernel_s=2.5 * MICROSECOND,
+        node=Link(bytes_per_s=inside, latency_s=15 * MICROSECOND, hop_s=2 * MICROSECOND),
+        network=Link(
+            bytes_per_s=(network_gbit or known.network_gbit) * GIGABIT * NETWORK_SHARE,
+            latency_s=40 * MICROSECOND,
+            hop_s=15 * MICROSECOND,
+        ),
+        gpus_per_node=gpus_per_node,
+    )
+
+
+def _calibrated(capability: tuple[int, int] | None) -> Generation:
+    """The newest listed generation that is no newer than the device; other makers' devices have their own."""
+    older = [listed for listed in GENERATIONS if capability is not None and listed <= capability]
+    return GENERATIONS[max(older)] if older else OTHER

@@ -1,0 +1,244 @@
+"""What the cost model reads of a configuration: every default resolved as the program that runs it would."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from redline.config import RunConfig
+from redline.config.flags import UNSET
+from redline.config.tree import options_by_field, value_of
+from redline.formulas.resolve import shape_of
+from redline.formulas.shape import ModelShape
+from redline.plan.grid import RankGrid, make_grid
+from redline.units import MIB
+
+Dialect = Literal["redline", "megatron"]
+Sharding = Literal["none", "optimizer", "gradients", "parameters"]
+BUCKET = 40_000_000  # elements of a gradient bucket at least; Megatron's rule is 1e6 a rank above that
+DEFAULT_BUCKET_MIB = BUCKET * 4 / MIB
+UNKNOWN_VOCAB = 128_000  # where nothing states the vocabulary: of today's models
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """One training step, as far as its time and memory depend on it.
+
+    Attributes:
+        impl: "transformer_engine" and "fused" run fused norms and GEMM sites, "local" plain ones.
+        attention: "flash", "fused" (neither keeps scores), or "unfused".
+        fp8: recipe of the GEMMs' operands, None for 16 bits.
+        recompute: "none", "selective" or "full" (then `recompute_layers` of a chunk are dropped).
+        sharding: what is split over dp.
+        ordered: asynchronous collectives start in the order they are issued (one hardware queue, or a GPU
+            that needs none).
+        useful: share of the tokens of a batch that are no padding.
+    """
+
+    shape: ModelShape
+    grid: RankGrid
+    vpp: int = 1
+    seq_length: int
+    micro_batch_size: int
+    num_microbatches: int
+    dtype: str = "bf16"
+    fp8: str | None = None
+    impl: str = "transformer_engine"
+    attention: str = "flash"
+    fused_activation: bool = True
+    fused_softmax: bool = True
+    fused_loss: bool = False
+    wgrad_fusion: bool = True
+    recompute: str = "none"
+    recompute_method: str = "uniform"
+    recompute_layers: int = 1
+    recompute_modules: tuple[str, ...] = ()
+    sequence_parallel: bool = False
+    sharding: Sharding = "none"
+    grad_bytes: int = 4
+    gather_bytes: float = 2
+    overlap_grad_reduce: bool = False
+    overlap_param_gather: bool = False
+    overlap_tp: bool = False
+    overlap_p2p: bool = True
+    overlap_experts: bool = False
+    bucket_elements: int = BUCKET
+    balanced_ends: bool = False
+    grouped_experts: bool = False
+    dispatcher: str = "alltoall"
+    cuda_graph: bool = False
+    compiled: bool = False
+    ordered: bool = True
+    useful: float = 1.0
+
+    @property
+    def tokens(self) -> float:
+        """Tokens of a microbatch on one rank (its part of the sequence under cp)."""
+        return self.seq_length * self.micro_batch_size / self.grid.cp
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples of an optimizer step."""
+        return self.num_microbatches * self.micro_batch_size * self.grid.dp
+
+    @property
+    def layers_per_stage(self) -> int:
+        """Layers of the fullest stage."""
+        layers = self.shape.num_layers + (2 if self.balanced_ends else 0)
+        return -(-layers // self.grid.pp)
+
+
+def effective(
+    config: RunConfig, name: str, dialect: Dialect = "redline", stated: frozenset[str] | None = None
+) -> Any:
+    """The value of an option as the program of that dialect takes it: stated, else that program's default.
+
+    `stated` None takes every value that is not Redline's default as stated.
+    """
+    value, option = value_of(config, name), options_by_field()[name]
+    is_stated = value != option.default if stated is None else name in stated
+    default = option.spec.megatron
+    if dialect == "redline" or is_stated or default is UNSET or default == "required":
+        return value
+    return default
+
+
+def setup_of(
+    config: RunConfig,
+    world_size: int,
+    *,
+    dialect: Dialect = "redline",
+    stated: frozenset[str] | None = None,
+    vocab_size: int | None = None,
+    ordered: bool = True,
+    flash_available: bool = True,
+) -> Setup:
+    """The Setup of `config` on `world_size` devices.
+
+    Args:
+        dialect: whose defaults stand where nothing is stated.
+        vocab_size: of the tokenizer, where the configuration does not state it.
+        flash_available: a device without flash attention (before Turing) runs plain attention.
+
+    Raises: ConfigError when the ranks, the batch or the model's numbers do not fit together.
+    """
+
+    def get(name: str) -> Any:
+        return effective(config, name, dialect, stated)
+
+    p, train = config.parallel, config.train
+    grid = make_grid(
+        world_size,
+        tp=p.tensor_model_parallel_size,
+        pp=p.pipeline_model_parallel_size,
+        cp=p.context_parallel_size,
+        ep=p.expert_model_parallel_size,
+        etp=p.expert_tensor_parallel_size,
+        pp_before_dp=p.use_tp_pp_dp_mapping,
+    )
+    vocab = config.model.vocab_size or vocab_size or UNKNOWN_VOCAB
+    shape = shape_of(config.model, train.seq_length, vocab, grid.tp, moe=config.moe, mtp=config.mtp)
+    unit = train.micro_batch_size * grid.dp
+    size = train.global_batch_size or unit
+    impl = _impl(get("transformer_impl"), dialect)
+    fused = impl != "local"
+    recompute = get("recompute_granularity") or "none"
+    vpp = virtual_stages(config)
+    shard = _sharding(config)
+    overlaps = dialect == "redline" and grid.dp > 1
+    return Setup(
+        shape=shape,
+        grid=grid,
+        vpp=vpp,
+        seq_length=train.seq_length,
+        micro_batch_size=train.micro_batch_size,
+        num_microbatches=max(1, size // unit),
+        dtype=_dtype(config, dialect),
+        fp8=get("fp8_recipe") if get("fp8_format") and impl != "local" else None,
+        impl=impl,
+        attention=_attention(get("attention_backend"), impl, dialect, flash_available),
+        fused_activation=fused or (dialect == "megatron" and _activation_fused(config, get)),
+        fused_softmax=_on(get("masked_softmax_fusion"), True) and dialect == "megatron",
+        fused_loss=_on(get("cross_entropy_loss_fusion"), impl == "fused"),
+        wgrad_fusion=get("gradient_accumulation_fusion"),
+        recompute=recompute,
+        recompute_method=config.recompute.recompute_method or "uniform",
+        recompute_layers=config.recompute.recompute_num_layers or 1,
+        recompute_modules=config.recompute.recompute_modules if recompute == "selective" else (),
+        sequence_parallel=p.sequence_parallel and grid.tp > 1,
+        sharding=shard,
+        grad_bytes=2 if config.precision.grad_reduce_in_bf16 else 4,
+        gather_bytes=1 if config.precision.fp8_param_gather else 2,
+        overlap_grad_reduce=_on(get("overlap_grad_reduce"), overlaps) or shard in ("gradients", "parameters"),
+        overlap_param_gather=_on(get("overlap_param_gather"), overlaps) or shard == "parameters",
+        overlap_tp=config.overlap.tp_comm_overlap and p.sequence_parallel,
+        overlap_p2p=_on(get("overlap_p2p_communication"), True) and vpp > 1,
+        overlap_experts=config.moe.overlap_moe_expert_parallel_comm,
+        bucket_elements=config.overlap.ddp_bucket_size or max(BUCKET, 1_000_000 * grid.dp * grid.cp),
+        balanced_ends=p.account_for_embedding_in_pipeline_split and p.account_for_loss_in_pipeline_split,
+        grouped_experts=config.moe.moe_grouped_gemm,
+        dispatcher=config.moe.moe_token_dispatcher_type,
+        cuda_graph=config.compile.cuda_graph_impl != "none",
+        compiled=config.compile.use_torch_compile,
+        ordered=ordered,
+    )
+
+
+def virtual_stages(config: RunConfig) -> int:
+    """Virtual stages of a pipeline rank, 1 where layers are not interleaved."""
+    p = config.parallel
+    if p.pipeline_model_parallel_size == 1:
+        return 1
+    if p.num_virtual_stages_per_pipeline_rank:
+        return p.num_virtual_stages_per_pipeline_rank
+    if p.num_layers_per_virtual_pipeline_stage:
+        stage = config.model.num_layers // p.pipeline_model_parallel_size
+        return max(1, stage // p.num_layers_per_virtual_pipeline_stage)
+    return 1
+
+
+def _impl(asked: str, dialect: Dialect) -> str:
+    if asked == "auto":
+        return "transformer_engine" if dialect == "megatron" else "fused"
+    return asked
+
+
+def _attention(asked: str, impl: str, dialect: Dialect, flash_available: bool) -> str:
+    if not flash_available or asked == "unfused":
+        return "unfused"
+    if dialect == "megatron" and (impl == "local" or asked == "local"):
+        return "unfused"  # Megatron's own module writes the scores, whatever the flag says
+    return "flash" if asked in ("auto", "local") else asked
+
+
+def _activation_fused(config: RunConfig, get: Any) -> bool:
+    """Megatron fuses bias and activation in either implementation; plain GELU needs a bias for it."""
+    if config.model.activation_func == "swiglu":
+        return _on(get("bias_swiglu_fusion"), True)
+    return _on(get("bias_gelu_fusion"), True) and config.model.add_bias_linear
+
+
+def _dtype(config: RunConfig, dialect: Dialect) -> str:
+    for name in ("bf16", "fp16", "fp32", "fp64"):
+        if getattr(config.precision, name):
+            return name
+    return "fp32" if dialect == "megatron" else "bf16"
+
+
+def _sharding(config: RunConfig) -> Sharding:
+    p = config.parallel
+    if p.use_torch_fsdp2:
+        return "parameters"
+    if p.use_megatron_fsdp:
+        named: dict[str, Sharding] = {
+            "no_shard": "none",
+            "optim": "optimizer",
+            "optim_grads": "gradients",
+            "optim_grads_params": "parameters",
+        }
+        return named[p.data_parallel_sharding_strategy]
+    return "optimizer" if p.use_distributed_optimizer else "none"
+
+
+def _on(value: bool | None, default: bool) -> bool:
+    return default if value is None else value

@@ -1,0 +1,163 @@
+"""Which operators run as fused kernels: `--transformer-impl` for all, a switch for each, and the reasons.
+
+Obeyed or refused: an operator asked for by name runs fused or the start fails; only `auto` may fall back, and
+says why. What this decides is the same for a prediction on paper and for a run; a run adds what only the
+machine and the kernels know (`why_not`, `limits`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from redline.choice import Choice
+from redline.config import KernelsConfig
+from redline.config.flags import to_flag
+from redline.errors import ConfigError
+from redline.formulas.operators import FUSED_ACTIVATIONS, Operator
+from redline.formulas.shape import ModelShape
+
+FUSED_PRECISIONS = frozenset(("bf16", "fp16", "fp32"))
+
+
+@dataclass(frozen=True, slots=True)
+class KernelChoice:
+    """The operators that run fused, and the record of every decision."""
+
+    fused: frozenset[Operator]
+    choices: tuple[Choice, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conditions:
+    """Under which operators would run.
+
+    Attributes:
+        device: "cuda" or "cpu".
+        precision: of compute: "fp64" "fp32" "bf16" "fp16".
+        attention: the backend; only "unfused" has a softmax of its own.
+        why_not: why no kernel can run here; None where they can.
+        limits: why the kernel of one operator cannot take this model.
+    """
+
+    device: str
+    precision: str
+    attention: str
+    why_not: str | None = None
+    limits: Mapping[Operator, str] = field(default_factory=dict)
+
+    @property
+    def refusal(self) -> str | None:
+        """Why no kernel can run, the precision taken in."""
+        if self.precision not in FUSED_PRECISIONS:
+            return f"there is no fused kernel for {self.precision} (bf16, fp16 and fp32 have one)"
+        return self.why_not
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """One option and what it switches in this model; `absent` says why the model has nothing of the kind."""
+
+    field: str
+    operators: tuple[Operator, ...]
+    absent: str | None = None
+
+
+def choose_kernels(config: KernelsConfig, shape: ModelShape, at: Conditions) -> KernelChoice:
+    """Decide for every operator.
+
+    Raises: ConfigError when what was asked for by name cannot run, or has nothing to act on.
+    """
+    whole = _implementation(config.transformer_impl, at)
+    fused: set[Operator] = set()
+    choices = [whole]
+    for switch in _switches(config, shape, at):
+        asked = getattr(config, switch.field)
+        if asked and switch.absent:
+            raise _refused(switch.field, switch.absent, f"leave {to_flag(switch.field)} out.")
+        if switch.absent or (asked is None and whole.ran == "local"):
+            continue
+        reason = at.refusal or next((at.limits[each] for each in switch.operators if each in at.limits), None)
+        if asked and reason:
+            raise _refused(
+                switch.field, reason, f"leave {to_flag(switch.field)} out; its plain twin then runs."
+            )
+        runs = asked is not False and reason is None
+        if runs:
+            fused.update(switch.operators)
+        why = _why(switch, asked, reason)
+        choices.append(_choice(switch, asked, ("fused" if runs else "local"), why))
+    if whole.ran == "fused":
+        fused |= {"embedding", "adamw"}
+        if shape.activation not in FUSED_ACTIVATIONS:
+            choices.append(
+                Choice("activation", "auto", "local", f"there is no fused kernel for {shape.activation}")
+            )
+    _check_loss(config, fused)
+    return KernelChoice(frozenset(fused), tuple(choices))
+
+
+def _implementation(asked: str, at: Conditions) -> Choice:
+    """What `--transformer-impl` runs."""
+    what, reason = "transformer-impl", at.refusal
+    if asked == "local":
+        return Choice(what, asked, "local", "asked for by name: plain PyTorch")
+    if asked == "fused":
+        if reason:
+            raise ConfigError(
+                "--transformer-impl fused cannot run here.",
+                f"{reason}.",
+                "use --transformer-impl auto, which takes the fused kernels where they run.",
+            )
+        return Choice(what, asked, "fused", "asked for by name: Redline's Triton kernels")
+    if at.device != "cuda":
+        return Choice(what, asked, "local", "plain PyTorch: the fused kernels are for a GPU")
+    if reason:
+        return Choice(what, asked, "local", f"plain PyTorch: {reason}")
+    return Choice(what, asked, "fused", "Redline's Triton kernels: a GPU and Triton are there")
+
+
+def _switches(config: KernelsConfig, shape: ModelShape, at: Conditions) -> Iterator[Switch]:
+    kind = shape.activation
+    other = f"the model's activation is {kind}"
+    yield Switch("persist_layer_norm", ("norm", "qk_norm"))
+    yield Switch(
+        "rope_fusion", ("rope",), None if shape.position == "rope" else "the model turns no queries or keys"
+    )
+    gelu = kind in FUSED_ACTIVATIONS - {"swiglu"}
+    yield Switch("bias_gelu_fusion", ("activation",), None if gelu else other)
+    yield Switch("bias_swiglu_fusion", ("activation",), None if kind == "swiglu" else other)
+    yield Switch("bias_dropout_fusion", ("bias_dropout_add",))
+    without = None if at.attention == "unfused" else f"{at.attention} attention has no softmax of its own"
+    yield Switch("masked_softmax_fusion", ("masked_softmax",), without)
+    loss: Operator = (
+        "cross_entropy" if config.cross_entropy_fusion_impl == "native" else "linear_cross_entropy"
+    )
+    yield Switch("cross_entropy_loss_fusion", (loss,))
+
+
+def _why(switch: Switch, asked: bool | None, reason: str | None) -> str:
+    if asked is False:
+        return f"switched off by --no-{to_flag(switch.field)[2:]}"
+    if asked:
+        return "asked for by name"
+    return reason or f"one kernel for {' and '.join(switch.operators).replace('_', ' ')}"
+
+
+def _choice(switch: Switch, asked: bool | None, ran: str, why: str) -> Choice:
+    words = {None: "auto", True: "fused", False: "local"}
+    return Choice(to_flag(switch.field)[2:], words[asked], ran, why)
+
+
+def _check_loss(config: KernelsConfig, fused: set[Operator]) -> None:
+    """The kind of fused loss that was named must be one that runs."""
+    if config.cross_entropy_fusion_impl == "native" and "cross_entropy" not in fused:
+        raise ConfigError(
+            "--cross-entropy-fusion-impl native has no effect.",
+            "the loss is not fused.",
+            "add --cross-entropy-loss-fusion on a GPU, or leave it out.",
+        )
+
+
+def _refused(name: str, reason: str, mend: str) -> ConfigError:
+    return ConfigError(f"{to_flag(name)} cannot be obeyed.", f"{reason}.", mend)

@@ -1,0 +1,156 @@
+"""`redline bench kernels`: what it finds, when it refuses to time, what it prints."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+import torch
+from rich.console import Console
+
+from redline.bench.gate import check, draw
+from redline.bench.kernels import FULL, QUICK, all_passed, cases_of, emptied, rooms
+from redline.cli.main import main
+from redline.errors import UsageError
+from redline.kernels.bench_case import BenchCase, twins
+from redline.kernels.common import accumulate_into
+from redline.kernels.embedding import embedding
+from redline.kernels.embedding.reference import embedding_reference
+from redline.kernels.rms_norm import rms_norm
+from redline.kernels.rms_norm.reference import rms_norm_reference
+from redline.report import print_kernels
+
+
+def norm_case(fused, dtype=torch.bfloat16) -> BenchCase:
+    def make_inputs(device, dtype):
+        x = torch.randn(12, 40, device=device, dtype=dtype, requires_grad=True)
+        return x, torch.randn(40, device=device, dtype=dtype, requires_grad=True)
+
+    eager = lambda x, weight: rms_norm_reference(x, weight, 1e-5)  # noqa: E731
+    return BenchCase(
+        op="rms_norm",
+        name="12 x 40",
+        make_inputs=make_inputs,
+        providers=twins(fused, eager),
+        bytes_forward=1,
+        dtype=dtype,
+    )
+
+
+def embedding_case(scale: float = 1.0) -> BenchCase:
+    """Its gradient is a buffer that the kernel writes behind PyTorch's back."""
+
+    def make_inputs(device, dtype):
+        weight = torch.randn(9, 16, device=device, dtype=dtype, requires_grad=True)
+        return torch.arange(20, device=device) % 7, weight, torch.zeros(9, 16, device=device)
+
+    def fused(ids, weight, main_grad):
+        return embedding(ids, weight, main_grad=main_grad) * scale
+
+    def eager(ids, weight, main_grad):
+        return embedding_reference(ids, accumulate_into(weight, main_grad))
+
+    return BenchCase(
+        op="embedding", name="tiny", make_inputs=make_inputs, providers=twins(fused, eager), bytes_forward=1
+    )
+
+
+def test_inputs_are_drawn_alike_but_apart():
+    case = norm_case(None)
+    first, second = draw(case, torch.device("cpu")), draw(case, torch.device("cpu"))
+    assert torch.equal(first[0], second[0]) and first[0] is not second[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_good_operator_passes(dtype, kernel_device):
+    gate = check(norm_case(lambda x, w: rms_norm(x, w, 1e-5), dtype), torch.device(kernel_device))
+    assert gate.passed and 0 < gate.worst <= 1 and gate.against == "float64"
+    assert check(embedding_case(), torch.device(kernel_device)).passed
+
+
+@pytest.mark.parametrize(
+    ("wrong", "where"),
+    [
+        (lambda x, w: rms_norm(x, w, 1e-5) * 1.01, "output 0"),
+        (lambda x, w: rms_norm(x, w.detach() * 1.0 + (w - w.detach()) * 1.1, 1e-5), "gradient 1"),
+        (lambda x, w: rms_norm(x, w, 1e-5) * float("nan"), "output 0"),
+    ],
+    ids=["output", "gradient", "nan"],
+)
+def test_a_wrong_operator_is_not_timed(wrong, where, kernel_device):
+    gate = check(norm_case(wrong), torch.device(kernel_device))
+    assert not gate.passed and gate.where == where
+
+
+def test_a_wrong_buffer_is_seen(kernel_device):
+    gate = check(embedding_case(1.01), torch.device(kernel_device))
+    assert not gate.passed
+
+
+def test_cases():
+    assert len(rooms()) >= 14 and "rms_norm" in rooms()
+    assert {case.op for case in cases_of()} == set(rooms())
+    assert len(cases_of(effort=QUICK)) == len(rooms()) < len(cases_of(effort=FULL))
+    assert {case.op for case in cases_of(["rotary", "adamw"])} == {"rotary", "adamw"}
+    with pytest.raises(UsageError, match="did you mean rms_norm"):
+        cases_of(["rmsnorm"])
+
+
+def test_empty_inputs():
+    x, weight = torch.randn(6, 4, requires_grad=True), torch.randn(4)
+    empty = emptied((x, weight, torch.arange(6), 3))
+    assert [getattr(each, "shape", each) for each in empty] == [(0, 4), (4,), (0,), 3]
+    assert empty[0].requires_grad and emptied((3,)) == (3,)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what it says without a GPU")
+def test_without_a_gpu_it_says_so(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["bench", "kernels", "--quick"]) == 2
+    assert "timing kernels needs a GPU" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+    assert main(["bench", "kernels", "--only", "rms_nrm"]) == 2
+    assert "did you mean rms_norm" in capsys.readouterr().err
+
+
+def test_the_table():
+    gate = {"passed": True, "worst": 0.9, "where": "output 0", "against": "float64"}
+    rates = {
+        "forward_s": 3.21e-5,
+        "forward_bytes_per_s": 4.1e12,
+        "forward_share_of_copy": 0.96,
+        "host_s": 2e-5,
+    }
+    providers = {
+        "fused": rates,
+        "eager": {**rates, "forward_s": 9e-5},
+        "quack": {"error": "not installed: quack"},
+    }
+    rows = [
+        {"op": "rms_norm", "case": "16 x 4", "gate": gate, "providers": providers},
+        {"op": "rotary", "case": "8 x 2", "gate": {**gate, "passed": False, "worst": 3.0}, "providers": {}},
+    ]
+    out = io.StringIO()
+    print_kernels(rows, Console(file=out, width=150))
+    for part in (
+        "rms_norm 16 x 4",
+        "32.1",
+        "4.10",
+        "96%",
+        "20.0",
+        "not installed: quack",
+        "wrong: output 0, 3.00",
+    ):
+        assert part in out.getvalue(), part
+    assert not all_passed(rows) and all_passed(rows[:1])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_timings_on_a_gpu():
+    from redline.bench.kernels import bench_kernels
+
+    (row,) = bench_kernels(["rms_norm"], QUICK, lambda _: None)
+    fused = row["providers"]["fused"]
+    assert row["gate"]["passed"] and 0 < fused["forward_s"] < fused["both_s"] < 0.1
+    assert 0.1 < fused["forward_share_of_copy"] < 1.3 and 0 < fused["host_s"] < 1e-3

@@ -1,0 +1,206 @@
+"""`redline doctor`: verdict, exit code, JSON, SARIF, patch, languages; quick and without torch."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from redline.cli.doctor import main
+from redline.errors import RedlineError
+from redline.ledger import METRICS_FILE
+
+SCRIPT = """\
+#!/bin/bash
+#SBATCH --nodes=2
+export NCCL_IB_DISABLE=1
+TP=${TP:-2}
+ARGS=(
+  --num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32
+  --group-query-attention --num-query-groups 8
+  --seq-length 4096 --max-position-embeddings 4096 --vocab-size 128256
+  --micro-batch-size 1 --global-batch-size 128 --train-iters 100
+  --tensor-model-parallel-size $TP --fp16 --swiglu --normalization RMSNorm
+  --disable-bias-linear --untie-embeddings-and-output-weights --position-embedding-type rope
+  --recompute-granularity full --recompute-method uniform --recompute-num-layers 1
+  --lr 1e-4 --use-flash-atn
+)
+torchrun --nproc_per_node 8 --nnodes 2 pretrain_gpt.py "${ARGS[@]}"
+"""
+FIELDS = {"id", "account", "severity", "title", "evidence", "file", "line", "why", "mend", "gain"}
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "pretrain.sh"
+    path.write_text(SCRIPT)
+    return path
+
+
+def document(capsys: Any, *argv: str) -> dict[str, Any]:
+    main([*argv, "--json"])
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_json(capsys: Any, script: Path) -> None:
+    found = document(capsys, str(script), "--gpu", "h100")
+    assert set(found) == {"verdict", "findings", "unknown_flags", "assumptions", "facts"}
+    assert all(
+        set(each) == FIELDS and set(each["gain"]) == {"step_time", "basis", "memory_bytes"}
+        for each in found["findings"]
+    )
+    assert {"RL003", "RL004", "RL005", "RL006", "RL007", "RL008", "RL009", "RL601"} <= {
+        each["id"] for each in found["findings"]
+    }
+    assert found["unknown_flags"][0]["flag"] == "--use-flash-atn" and found["unknown_flags"][0]["line"] == 13
+    assert found["facts"]["world_size"] == 16 and found["facts"]["dp"] == 8
+    verdict = found["verdict"]
+    assert 0 < verdict["predicted_mfu_now"] < verdict["predicted_mfu_after"] < 1
+    assert verdict["fits"] and verdict["memory_of_card"] == 80 << 30 and verdict["worst"] == "error"
+
+
+def test_exit_codes(capsys: Any, script: Path, tmp_path: Path) -> None:
+    assert main([str(script), "--gpu", "h100"]) == 1
+    fine = tmp_path / "fine.sh"
+    fine.write_text(SCRIPT.replace(" --use-flash-atn", "").replace("export NCCL_IB_DISABLE=1\n", ""))
+    assert main([str(fine), "--gpu", "h100"]) == 0
+    with pytest.raises(RedlineError, match="there is no"):
+        main([str(tmp_path / "missing.sh")])
+    (tmp_path / "hello.sh").write_text("echo hello\n")
+    with pytest.raises(RedlineError, match="no training command") as refused:
+        main([str(tmp_path / "hello.sh")])
+    assert refused.value.exit_code == 2
+    with pytest.raises(RedlineError, match="data sheet"):
+        main([str(script), "--gpu", "h9000"])
+    with pytest.raises(SystemExit) as stopped:
+        main(["--frobnicate"])
+    assert stopped.value.code == 2
+
+
+def test_report_begins_with_the_verdict(capsys: Any, script: Path) -> None:
+    main([str(script), "--gpu", "h100"])
+    text = capsys.readouterr().out
+    assert (
+        text.index("Verdict")
+        < text.index("memory of the fullest GPU")
+        < text.index("Findings, by expected gain")
+    )
+    assert "--use-flash-attn?" in text and "pretrain.sh:3" in text
+
+
+def test_chinese(capsys: Any, script: Path) -> None:
+    main([str(script), "--gpu", "h100", "--lang", "zh"])
+    assert "\u7ed3\u8bba" in capsys.readouterr().out
+
+
+def test_set_and_gpus(capsys: Any, script: Path) -> None:
+    found = document(capsys, str(script), "--gpu", "h100", "--set", "TP=4", "--gpus", "32")
+    assert found["facts"]["tp"] == 4 and found["facts"]["world_size"] == 32
+
+
+def test_assumed_gpu_is_said(capsys: Any, script: Path) -> None:
+    found = document(capsys, str(script))
+    assert "gpu" in {each["name"] for each in found["assumptions"]}
+
+
+def test_sarif(capsys: Any, script: Path, tmp_path: Path) -> None:
+    main([str(script), "--gpu", "h100", "--sarif", str(tmp_path / "out.sarif")])
+    log = json.loads((tmp_path / "out.sarif").read_text())
+    assert log["version"] == "2.1.0" and len(log["runs"]) == 1
+    run = log["runs"][0]
+    rules = run["tool"]["driver"]["rules"]
+    for result in run["results"]:
+        assert rules[result["ruleIndex"]]["id"] == result["ruleId"] and result["level"] in (
+            "error",
+            "warning",
+            "note",
+        )
+        region = result["locations"][0]["physicalLocation"].get("region")
+        assert region is None or region["startLine"] >= 1
+
+
+def test_fix(capsys: Any, script: Path, tmp_path: Path) -> None:
+    out = tmp_path / "better.sh"
+    before = document(capsys, str(script), "--gpu", "h100")
+    main([str(script), "--gpu", "h100", "--fix", str(out)])
+    text = capsys.readouterr().out
+    assert "+export NCCL_IB_DISABLE=0" in text and f"patched: {out}" in text
+    assert script.read_text() == SCRIPT and out.stat().st_mode & 0o111
+    assert subprocess.run(["bash", "-n", str(out)], check=False).returncode == 0
+    after = document(capsys, str(out), "--gpu", "h100")
+    assert after["verdict"]["predicted_mfu_now"] == pytest.approx(
+        before["verdict"]["predicted_mfu_after"], rel=0.02
+    )
+    still = {each["id"] for each in after["findings"]}
+    assert not still & {"RL003", "RL004", "RL005", "RL006", "RL007", "RL008", "RL009"}
+
+
+def test_machine_files(capsys: Any, tmp_path: Path) -> None:
+    (tmp_path / "topo").write_text("\tGPU0\tGPU1\nGPU0\t X \tSYS\nGPU1\tSYS\t X \n")
+    (tmp_path / "log").write_text("NCCL INFO Using network Socket\n")
+    found = document(capsys, "--topo", str(tmp_path / "topo"), "--nccl-log", str(tmp_path / "log"))
+    assert {"RL506", "RL009"} <= {each["id"] for each in found["findings"]} and found["facts"] == {}
+
+
+def test_this_machine(capsys: Any) -> None:
+    assert main([]) in (0, 1)
+    text = capsys.readouterr().out
+    assert "NUMA nodes" in text and "torch" in text
+
+
+def test_list_checks(capsys: Any) -> None:
+    assert main(["--list-checks"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) >= 37
+
+
+def test_run_folder(capsys: Any, tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text(
+        "[model]\nnum_layers = 16\nhidden_size = 2048\nnum_attention_heads = 16\nvocab_size = 32000\n"
+        "[train]\nseq_length = 2048\nmicro_batch_size = 4\nglobal_batch_size = 4\ntrain_iters = 50\n"
+        "[precision]\nbf16 = true\n"
+    )
+    steps = [
+        {
+            "kind": "step",
+            "step": number,
+            "step_time_s": 1.5 if number % 10 == 0 else 1.0,
+            "tokens_per_s": 8192,
+            "mfu": 0.06,
+        }
+        for number in range(1, 51)
+    ]
+    (tmp_path / METRICS_FILE).write_text("".join(json.dumps(each) + "\n" for each in steps))
+    (tmp_path / "summary.json").write_text(
+        json.dumps({"hardware": {"name": "NVIDIA H200"}, "outcome": "finished"})
+    )
+    found = document(capsys, str(tmp_path))
+    by_id = {each["id"]: each for each in found["findings"]}
+    assert {"RL701", "RL702", "RL704"} <= by_id.keys()
+    assert found["verdict"]["gpu"] == "H200 SXM" and found["verdict"]["measured_mfu"] == pytest.approx(0.06)
+    assert "every 10" in by_id["RL702"]["evidence"] and by_id["RL701"]["gain"]["step_time"] > 0.5
+
+
+def test_quick_and_without_torch(tmp_path: Path) -> None:
+    """A script of 500 lines in under a second, start included (the best of three on a busy machine)."""
+    long = tmp_path / "long.sh"
+    lines = [
+        f"X{number}=$((X{number - 1} + 1)); export Y{number}=${{X{number}:-3}}" for number in range(1, 480)
+    ]
+    long.write_text("#!/bin/bash\nX0=1\n" + "\n".join(lines) + "\n" + SCRIPT)
+    code = (
+        "import sys; from redline.cli.doctor import main; main(sys.argv[1:]);"
+        "assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
+    )
+    took = []
+    for _ in range(3):
+        start = time.perf_counter()
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(long)], capture_output=True, text=True, check=False
+        )
+        took.append(time.perf_counter() - start)
+        assert done.returncode == 0, done.stderr
+    assert min(took) < 1.5

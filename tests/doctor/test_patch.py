@@ -1,0 +1,154 @@
+"""Patches: minimal, valid, and read back with the values that were asked for."""
+
+from pathlib import Path
+
+import pytest
+from good_launch import GOOD, case_of, script
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from redline.config import value_of
+from redline.config.launch import read_launch
+from redline.doctor import Case, Mend, patch_launch
+
+ONE_LINE = (
+    "#!/bin/bash\n#SBATCH -N 2\n\ntorchrun pretrain_gpt.py --fp16 --num-layers 4 --hidden-size 64 --lr 1e-4\n"
+)
+CONTINUED = """\
+python pretrain_gpt.py \\
+    --num-layers 4 \\
+    --fp16 \\
+    --recompute-granularity full --recompute-method uniform --recompute-num-layers 1 \\
+    --micro-batch-size 2 \\
+    --transformer-impl local
+"""
+STRING = 'OPTIONS="--num-layers 4 --fp16 \\\n --micro-batch-size 2"\npython pretrain_gpt.py $OPTIONS\n'
+ARRAY = """\
+ARGS=(
+  --num-layers 4 # layers --fp16
+  --fp16
+  --micro-batch-size 2
+)
+python pretrain_gpt.py ${ARRAY[@]} ${ARGS[@]}
+"""
+
+
+def patched(folder: Path, text: str, mend: Mend, name: str = "run.sh") -> tuple[str, Case, list[str]]:
+    case = case_of(
+        folder, text, gpus=1, name=name, dialect="redline" if name.endswith(".toml") else "megatron"
+    )
+    patch = patch_launch(case, mend)
+    again = folder / f"again-{name}"
+    again.write_text(patch.text)
+    return patch.text, case_of(folder, patch.text, gpus=1, name=name), patch.undone
+
+
+@pytest.mark.parametrize(
+    "text", (ONE_LINE, CONTINUED, STRING, ARRAY), ids=("line", "continued", "string", "array")
+)
+def test_switches(text: str, tmp_path: Path) -> None:
+    after, case, undone = patched(
+        tmp_path, text, Mend(values={"fp16": False, "bf16": True, "sequence_parallel": True})
+    )
+    assert undone == []
+    assert (
+        case.config.precision.bf16
+        and not case.config.precision.fp16
+        and case.config.parallel.sequence_parallel
+    )
+    assert case.config.model.num_layers == 4
+    assert "# layers --fp16" not in text or "--num-layers 4 # layers --fp16\n" in after  # comments stay
+
+
+def test_values_and_removal(tmp_path: Path) -> None:
+    values = {"recompute_granularity": None, "recompute_method": None, "recompute_num_layers": None,
+              "micro_batch_size": 8, "transformer_impl": "transformer_engine"}  # fmt: skip
+    after, case, undone = patched(tmp_path, CONTINUED, Mend(values=values))
+    assert undone == [] and "recompute" not in after and "--micro-batch-size 8" in after
+    assert "transformer-impl" not in after  # Megatron's default
+    assert case.config.train.micro_batch_size == 8 and case.config.precision.fp16
+    assert not after.rstrip("\n").endswith("\\")
+
+
+def test_value_from_a_variable(tmp_path: Path) -> None:
+    text = 'MBS=2\npython pretrain_gpt.py --micro-batch-size "${MBS}" --num-layers 4\n'
+    after, case, _ = patched(tmp_path, text, Mend(values={"micro_batch_size": 4}))
+    assert "--micro-batch-size 4 --num-layers" in after and case.config.train.micro_batch_size == 4
+
+
+def test_environment(tmp_path: Path) -> None:
+    text = ONE_LINE.replace("\ntorchrun", "export NCCL_IB_DISABLE=1  # why\nexport A=1\ntorchrun")
+    mend = Mend(environment={"NCCL_IB_DISABLE": "0", "CUDA_DEVICE_MAX_CONNECTIONS": "1", "A": None})
+    after, case, undone = patched(tmp_path, text, mend)
+    assert undone == [] and after.startswith("#!/bin/bash\n#SBATCH -N 2\n")
+    assert case.env("NCCL_IB_DISABLE") == "0" and case.env("CUDA_DEVICE_MAX_CONNECTIONS") == "1"
+    assert case.env("A") is None and "# why" in after
+
+
+def test_what_cannot_be_placed_is_said(tmp_path: Path) -> None:
+    text = 'add() { ARGS+=("--$1"); }\nadd fp16\npython pretrain_gpt.py "${ARGS[@]}" "--num-layers=4"\n'
+    after, _, undone = patched(tmp_path, text, Mend(values={"sequence_parallel": True}))
+    assert undone == ["--sequence-parallel"] and after == text
+
+
+def test_toml(tmp_path: Path) -> None:
+    text = "# my run\n[model]\nnum_layers = 4\nhidden_size = 64\nnum_attention_heads = 4\n\n"
+    text += "[precision]\nfp16 = true\n"
+    mend = Mend(values={"fp16": False, "bf16": True, "micro_batch_size": 4, "num_layers": 8})
+    after, case, undone = patched(tmp_path, text, mend, "run.toml")
+    assert undone == [] and after.startswith("# my run\n")
+    assert case.config.precision.bf16 and not case.config.precision.fp16
+    assert case.config.train.micro_batch_size == 4 and case.config.model.num_layers == 8
+
+
+def test_diff_is_minimal(tmp_path: Path) -> None:
+    case = case_of(tmp_path, script())
+    diff = patch_launch(case, Mend(values={"micro_batch_size": 2})).diff("a", "b").splitlines()
+    changed = [line for line in diff if line[0] in "+-" and not line.startswith(("+++", "---"))]
+    assert changed == ["-  --micro-batch-size 1", "+  --micro-batch-size 2"]
+    assert patch_launch(case, Mend()).text == case.launch.text  # type: ignore[union-attr]
+
+
+CHANGES = {
+    "micro_batch_size": st.sampled_from((1, 2, 4)),
+    "sequence_parallel": st.booleans(),
+    "tp_comm_overlap": st.booleans(),
+    "bf16": st.booleans(),
+    "gradient_accumulation_fusion": st.booleans(),
+    "recompute_granularity": st.sampled_from((None, "selective")),
+    "attention_backend": st.sampled_from(("auto", "flash", "fused")),
+    "num_workers": st.integers(0, 8),
+    "eval_iters": st.integers(1, 100),
+    "overlap_grad_reduce": st.booleans(),
+}
+
+
+@given(
+    changes=st.fixed_dictionaries({}, optional=CHANGES),
+    without=st.lists(st.sampled_from(sorted(GOOD)[:12]), unique=True, max_size=3),
+    shape=st.sampled_from(("array", "continued", "line")),
+)
+@settings(max_examples=40, deadline=None, derandomize=True)
+def test_any_change_is_read_back(
+    tmp_path_factory: pytest.TempPathFactory, changes: dict[str, object], without: list[str], shape: str
+) -> None:
+    folder = tmp_path_factory.mktemp("patch")
+    flags = [f"{flag} {words}" if words else flag for flag, words in GOOD.items() if flag not in without]
+    join = {"array": "\n  ", "continued": " \\\n  ", "line": " "}[shape]
+    body = join.join(flags)
+    text = (
+        f"A=(\n  {body}\n)\npython pretrain_gpt.py ${{A[@]}}\n"
+        if shape == "array"
+        else f"python pretrain_gpt.py {body}\n"
+    )
+    case = case_of(folder, text)
+    patch = patch_launch(case, Mend(values=changes))
+    (folder / "new.sh").write_text(patch.text)
+    again = read_launch(folder / "new.sh")
+    assert patch.undone == []
+    for name, value in changes.items():
+        mine = case_of(folder, patch.text).get(name)
+        assert (mine or False) == (value or False), name
+    assert case.launch is not None
+    for name in case.launch.stated - changes.keys():
+        assert value_of(again.config, name) == value_of(case.config, name), name

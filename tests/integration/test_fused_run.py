@@ -1,0 +1,100 @@
+"""Whole runs of `--transformer-impl fused`, in a process of their own under Triton's interpreter."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .conftest import TINY, Run
+from .test_resume import weights
+
+TESTS = Path(__file__).parent.parent
+MAIN = (
+    f"import sys; sys.path.insert(0, {str(TESTS / 'kernels')!r})\n"
+    "from mended_interpreter import mend; mend()\n"
+    "from redline.cli.main import main; sys.exit(main(sys.argv[1:]))"
+)
+SMALLER = (
+    "--seq-length 8 --vocab-size 37 --micro-batch-size 1 --global-batch-size 2 --train-iters 3 --eval-iters 1"
+)
+MODELS = {
+    "gpt": "--hidden-dropout 0.1 --attention-dropout 0.1",
+    "llama": "--swiglu --normalization RMSNorm --position-embedding-type rope --disable-bias-linear "
+    "--qk-layernorm --untie-embeddings-and-output-weights --group-query-attention --num-query-groups 2 "
+    "--hidden-dropout 0 --attention-dropout 0",
+}
+WHOLE = {
+    "gpt": {"persist-layer-norm", "bias-gelu-fusion", "bias-dropout-fusion", "masked-softmax-fusion"},
+    "llama": {"persist-layer-norm", "rope-fusion", "bias-swiglu-fusion", "bias-dropout-fusion"},
+}
+
+
+@pytest.fixture
+def train(tmp_path: Path) -> Any:
+    """train("name", "--more flags") -> Run of the tiny model, kernels interpreted."""
+    pytest.importorskip("triton", reason="the package triton is not installed")
+
+    def call(name: str, flags: str) -> Run:
+        words = f"train {TINY} {SMALLER} {flags} --save {tmp_path / name}".split()
+        environment = {
+            **os.environ,
+            "TRITON_INTERPRET": "1",
+            "CUDA_VISIBLE_DEVICES": "",
+            "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        }
+        done = subprocess.run(
+            [sys.executable, "-c", MAIN, *words], env=environment, capture_output=True, text=True, timeout=280
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return Run(tmp_path / name, done.stdout)
+
+    return call
+
+
+def ran(run: Run) -> dict[str, str]:
+    return {choice["what"]: choice["ran"] for choice in run.summary["choices"]}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_fused_run_is_the_local_run_and_resumes_bit_for_bit(train: Any, model: str) -> None:
+    """Losses to 1e-4 (fp32, another order of sums); cut at step 1 and resumed, the very same bits."""
+    fused = f"{MODELS[model]} --transformer-impl fused"
+    whole, local = train("fused", fused), train("local", f"{MODELS[model]} --transformer-impl local")
+    assert whole.losses == pytest.approx(local.losses, rel=1e-4)
+    assert whole.valid_losses == pytest.approx(local.valid_losses, rel=1e-4)
+    choices = ran(whole)
+    assert choices["transformer-impl"] == "fused" and choices["optimizer-impl"] == "triton"
+    assert choices["cross-entropy-loss-fusion"] == "fused"
+    assert all(choices[what] == "fused" for what in WHOLE[model])
+    assert ran(local)["transformer-impl"] == "local" and ran(local)["optimizer-impl"] == "fused"
+
+    cut = train("cut", f"{fused} --exit-interval 1")
+    assert len(cut.losses) == 1
+    resumed = train("cut", f"{fused} --load {cut.folder}")
+    assert resumed.losses == whole.losses
+    saved, wanted = weights(resumed), weights(whole)
+    assert saved.keys() == wanted.keys()
+    assert all((saved[key] == wanted[key]).all() for key in wanted)
+
+
+def test_switches_reach_the_run(train: Any) -> None:
+    """One operator swapped into a local run, one taken out of a fused run."""
+    one = train("one", f"{MODELS['llama']} --transformer-impl local --bias-swiglu-fusion")
+    assert {what for what, which in ran(one).items() if what.endswith("-fusion") and which == "fused"} == {
+        "bias-swiglu-fusion"
+    }
+    out = train(
+        "out",
+        f"{MODELS['llama']} --transformer-impl fused --no-persist-layer-norm "
+        "--cross-entropy-fusion-impl native",
+    )
+    assert ran(out)["persist-layer-norm"] == "local" and ran(out)["rope-fusion"] == "fused"
+    reasons = {choice["what"]: choice["why"] for choice in out.summary["choices"]}
+    assert reasons["persist-layer-norm"] == "switched off by --no-persist-layer-norm"
+    assert reasons["cross-entropy-loss-fusion"] == "one kernel for cross entropy"
+    assert one.losses == pytest.approx(out.losses, rel=1e-4)

@@ -1,0 +1,54 @@
+"""Triton's interpreter for a test session on a machine without a GPU; importable from any folder of tests."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # read by Triton when it is imported
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def mend() -> None:
+    """Mend faults of Triton 3.6's interpreter, once a process; on a GPU nothing is touched."""
+    if DEVICE == "cuda":
+        return
+    from triton.language import bfloat16, float32
+    from triton.runtime import interpreter
+
+    if getattr(interpreter, "_mended", False):
+        return
+    convert, patch_tensor = interpreter._convert_float, interpreter._patch_lang_tensor
+
+    def round_to_nearest_even(data, source, target, rounding_mode):
+        """The interpreter truncates fp32 -> bf16 (and loses a carry when told to round); GPUs round."""
+        if (source, target) != (float32, bfloat16):
+            return convert(data, source, target, rounding_mode)
+        data = np.ascontiguousarray(data)
+        bits = data.view(np.uint32).astype(np.uint64)
+        rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+        return np.where(np.isnan(data.view(np.float32)), np.uint16(0x7FC0), rounded)
+
+    def patch_tensor_index(tensor, scope):
+        """numpy 2.4 no longer turns an array of one element into an int, which `range` over scalars needs."""
+        patch_tensor(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    np.seterr(over="ignore")  # exp of a large number is inf on a GPU, without a warning
+    interpreter._convert_float = round_to_nearest_even
+    interpreter._patch_lang_tensor = patch_tensor_index
+    interpreter._mended = True
+
+
+@pytest.fixture
+def kernel_device() -> str:
+    """Where fused operators run in this session."""
+    if DEVICE == "cpu":
+        pytest.importorskip("triton", reason="the package triton is not installed")
+    mend()
+    return DEVICE

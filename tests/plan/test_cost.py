@@ -1,0 +1,226 @@
+"""The cost model: against measured steps, against published runs, and in its own logic."""
+
+import statistics
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from published_runs import published
+
+from redline.config import PRESETS, RunConfig, with_values
+from redline.errors import ConfigError
+from redline.hardware import SHEETS, detect_cpu, hardware_named
+from redline.plan.cost import ACCOUNTS, UNCERTAINTY, UNCERTAINTY_WIDE, StepCost, predict
+from redline.plan.cost_rates import rates_of
+from redline.plan.cost_setup import Setup, effective, setup_of
+from redline.units import GIB
+
+TE = {"transformer_impl": "transformer_engine", "cross_entropy_loss_fusion": True}
+FP8 = {**TE, "fp8_format": "hybrid"}
+# One H200, tokens/s: megatron-core with Transformer Engine, one microbatch a step (name, preset, changes,
+# micro-batch, length, measured, peak GiB), and the plain path with four microbatches.
+MEASURED: tuple[tuple[str, dict[str, Any], int, int, float, float | None], ...] = (
+    ("llama3-8b", {**TE, "num_layers": 8}, 2, 8192, 35_400, 72),
+    ("llama3-8b", {**TE, "num_layers": 8}, 4, 8192, 37_200, 97),
+    ("llama3.2-1b", TE, 2, 8192, 54_800, 47),
+    ("llama3.2-1b", TE, 4, 4096, 62_600, 47),
+    ("gpt-1.3b", {**TE, "max_position_embeddings": 4096}, 4, 4096, 55_800, 50),
+    ("llama3-8b", {**FP8, "num_layers": 8}, 2, 8192, 46_500, None),
+    ("llama3-8b", {**FP8, "num_layers": 8}, 4, 8192, 49_600, None),
+    ("llama3.2-1b", FP8, 2, 8192, 65_100, None),
+    ("llama3.2-1b", FP8, 4, 4096, 74_900, None),
+    ("gpt-1.3b", {**FP8, "max_position_embeddings": 4096}, 4, 4096, 70_800, None),
+)
+PLAIN: tuple[tuple[str, dict[str, Any], int, int, float, float], ...] = (
+    ("llama3.2-1b", {"global_batch_size": 4}, 1, 8192, 45_074, 45.5),
+    ("llama3-8b", {"global_batch_size": 4, "num_layers": 8}, 1, 8192, 32_594, 70.7),
+    ("gpt-1.3b", {}, 8, 2048, 48_035, 58.6),
+)
+
+
+def costed(
+    preset: str, *, world: int = 1, gpu: str = "h200", dialect: Any = "megatron", **values: Any
+) -> StepCost:
+    return predict(setup(preset, world=world, dialect=dialect, **values), rates_of(hardware_named(gpu)))  # type: ignore[arg-type]
+
+
+def setup(preset: str, *, world: int = 1, dialect: Any = "megatron", **values: Any) -> Setup:
+    stated = {**PRESETS[preset], "bf16": True, "train_iters": 1, **values}
+    return setup_of(with_values(RunConfig(), stated), world, dialect=dialect)
+
+
+@pytest.mark.parametrize(("preset", "change", "micro", "length", "rate", "peak"), MEASURED)
+def test_megatron_on_one_h200(
+    preset: str, change: dict[str, Any], micro: int, length: int, rate: float, peak: float | None
+) -> None:
+    batch = {"micro_batch_size": micro, "global_batch_size": micro, "seq_length": length}
+    found = costed(preset, **{**batch, **change})
+    assert found.tokens_per_s == pytest.approx(rate, rel=0.08)
+    if peak is not None:
+        assert found.memory.total / GIB == pytest.approx(peak, rel=0.06)
+
+
+@pytest.mark.parametrize(("preset", "change", "micro", "length", "rate", "peak"), PLAIN)
+def test_plain_path_on_one_h200(
+    preset: str, change: dict[str, Any], micro: int, length: int, rate: float, peak: float
+) -> None:
+    batch = {"micro_batch_size": micro, "global_batch_size": micro, "seq_length": length}
+    found = costed(preset, dialect="redline", transformer_impl="local", **{**batch, **change})
+    assert found.tokens_per_s == pytest.approx(rate, rel=0.08)
+    assert found.memory.total / GIB == pytest.approx(peak, rel=0.06)
+
+
+def test_published_runs() -> None:
+    """Median absolute error of throughput over dense Megatron runs, and the band that is printed."""
+    rows = published()
+    errors = [row.error for row in rows]
+    sizes = sorted(abs(error) for error in errors)
+    assert len(rows) >= 100
+    assert statistics.median(sizes) <= 0.07
+    assert abs(statistics.median(errors)) <= 0.04
+    assert sizes[len(sizes) // 2] <= UNCERTAINTY and sizes[len(sizes) * 4 // 5] <= UNCERTAINTY_WIDE
+    memory = [
+        row.predicted.memory.total / GIB / row.peak_memory_gib - 1 for row in rows if row.peak_memory_gib
+    ]
+    assert len(memory) >= 15 and statistics.median(map(abs, memory)) <= 0.10
+
+
+def test_accounts_hold_every_second() -> None:
+    for gpu in ("h100", "a100", "b200"):
+        found = costed("llama3-70b", world=64, gpu=gpu, tensor_model_parallel_size=8, global_batch_size=64,
+                       pipeline_model_parallel_size=4, recompute_granularity="full",
+                       recompute_method="uniform", recompute_num_layers=1)  # fmt: skip
+        known = {cause for causes in ACCOUNTS.values() for cause in causes}
+        assert set(found.parts) <= known
+        assert sum(found.accounts.values()) == pytest.approx(found.step_s)
+        assert all(seconds >= 0 for seconds in found.parts.values())
+        assert found.accounts["memory"] > 0 and found.parts["bubble"] > 0
+        assert 0 < found.mfu["causal-half"] < found.mfu["full"] < 1
+
+
+BASE: dict[str, Any] = {
+    "tensor_model_parallel_size": 4,
+    "pipeline_model_parallel_size": 4,
+    "global_batch_size": 128,
+}
+
+
+@pytest.mark.parametrize(
+    "better",
+    (
+        {"sequence_parallel": True},
+        {"use_distributed_optimizer": True, "overlap_grad_reduce": True, "overlap_param_gather": True},
+        {"overlap_grad_reduce": True},
+        {"num_layers_per_virtual_pipeline_stage": 5},
+        {"cross_entropy_loss_fusion": True},
+        {"global_batch_size": 512},
+        {"sequence_parallel": True, "tp_comm_overlap": True},
+        {"fp8_format": "hybrid"},
+        {"grad_reduce_in_bf16": True},
+    ),
+    ids=lambda better: next(reversed(better)),
+)
+def test_switches_help(better: dict[str, Any]) -> None:
+    slow, fast = (costed("llama3-70b", world=64, gpu="h100", **{**BASE, **more}) for more in ({}, better))
+    assert fast.tokens_per_s > slow.tokens_per_s
+
+
+@pytest.mark.parametrize(
+    "worse",
+    (
+        {"transformer_impl": "local"},
+        {"attention_backend": "unfused"},
+        {"gradient_accumulation_fusion": False},
+        {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
+        {"recompute_granularity": "selective"},
+        {"tensor_model_parallel_size": 16, "pipeline_model_parallel_size": 1},
+        {"num_layers": 160},
+    ),
+    ids=lambda worse: next(iter(worse)),
+)
+def test_switches_cost(worse: dict[str, Any]) -> None:
+    fast, slow = (costed("llama3-70b", world=64, gpu="h100", **{**BASE, **more}) for more in ({}, worse))
+    assert slow.tokens_per_s < fast.tokens_per_s
+
+
+def test_unordered_launches_cost_only_tensor_parallel_time() -> None:
+    ordered = setup("llama3-70b", world=64, **BASE, sequence_parallel=True)
+    rates = rates_of(hardware_named("h100"))  # type: ignore[arg-type]
+    one, other = predict(ordered, rates), predict(replace(ordered, ordered=False), rates)
+    assert other.parts["tp"] > one.parts["tp"] and other.parts["attention"] == one.parts["attention"]
+
+
+def test_full_recompute_repeats_the_forward_pass() -> None:
+    full = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+    plain, again = costed("llama3-8b"), costed("llama3-8b", **full)
+    repeated = again.parts["recompute"] / (again.step_s - again.parts["optimizer"] - again.parts["recompute"])
+    assert 0.2 < repeated < 0.35  # a forward pass is about a third of a step without the head
+    assert again.memory.activations < plain.memory.activations / 5
+
+
+def test_moe_and_mtp_are_costed() -> None:
+    moe = {
+        "num_experts": 8,
+        "moe_ffn_hidden_size": 4096,
+        "expert_model_parallel_size": 8,
+        "global_batch_size": 64,
+    }
+    sparse = costed("llama3-8b", world=8, moe_token_dispatcher_type="alltoall", moe_grouped_gemm=True, **moe)
+    assert sparse.parts["ep"] > 0
+    assert costed("llama3-8b", mtp_num_layers=1).step_s > costed("llama3-8b").step_s
+
+
+def test_megatron_defaults_stand_where_nothing_is_stated() -> None:
+    config = RunConfig()
+    assert effective(config, "transformer_impl", "megatron", frozenset()) == "transformer_engine"
+    assert effective(config, "transformer_impl", "redline", frozenset()) == "auto"
+    assert effective(config, "fp8_amax_history_len", "megatron", frozenset()) == 1
+    assert effective(config, "fp8_amax_history_len", "megatron", frozenset({"fp8_amax_history_len"})) == 1024
+
+
+def test_device_without_data_sheet_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no data sheet"):
+        rates_of(detect_cpu())
+
+
+@given(
+    tp=st.sampled_from((1, 2, 4, 8)),
+    pp=st.sampled_from((1, 2, 4, 8)),
+    cp=st.sampled_from((1, 2)),
+    dp=st.sampled_from((1, 2, 16)),
+    micro=st.sampled_from((1, 2, 3)),
+    number=st.integers(1, 40),
+    recompute=st.sampled_from((None, "selective", "full")),
+    impl=st.sampled_from(("local", "transformer_engine")),
+    gpu=st.sampled_from([sheet.name for sheet in SHEETS if hardware_named(sheet.name) is not None]),
+    fp8=st.booleans(),
+)
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_any_layout(
+    tp: int,
+    pp: int,
+    cp: int,
+    dp: int,
+    micro: int,
+    number: int,
+    recompute: Any,
+    impl: str,
+    gpu: str,
+    fp8: bool,
+) -> None:
+    """Times are positive and finite, add up, and never beat the peak."""
+    full = {"recompute_method": "block", "recompute_num_layers": 2} if recompute == "full" else {}
+    found = costed(
+        "llama3-8b", world=tp * pp * cp * dp, gpu=gpu, tensor_model_parallel_size=tp,
+        pipeline_model_parallel_size=pp, context_parallel_size=cp, micro_batch_size=micro,
+        global_batch_size=micro * dp * number,
+        recompute_granularity=recompute, transformer_impl=impl, sequence_parallel=tp > 1,
+        fp8_format="hybrid" if fp8 else None, **full,
+    )  # fmt: skip
+    assert 0 < found.step_s < 1e6
+    assert sum(found.parts.values()) == pytest.approx(found.step_s)
+    assert min(found.parts.values()) >= -1e-9 * found.step_s
+    assert 0 < found.mfu_of_format < 1
+    assert found.memory.total > 0

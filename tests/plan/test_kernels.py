@@ -1,0 +1,117 @@
+"""Which operators run fused: a switch changes exactly its own; what is asked for by name is never dropped."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from redline.config import KernelsConfig
+from redline.errors import ConfigError
+from redline.formulas.operators import OPERATORS
+from redline.formulas.shape import ModelShape
+from redline.plan import Conditions, choose_kernels
+
+GPT = ModelShape(
+    num_layers=2, hidden=64, ffn=256, num_heads=4, num_groups=4, head_dim=16, vocab_size=100,
+    padded_vocab_size=128, max_positions=64,
+)  # fmt: skip
+LLAMA = replace(GPT, activation="swiglu", normalization="RMSNorm", position="rope", bias_linear=False)
+GPU = Conditions(device="cuda", precision="bf16", attention="unfused")
+CPU = Conditions(device="cpu", precision="fp32", attention="unfused", why_not="there is no GPU")
+SWITCHES = {
+    "persist_layer_norm": {"norm", "qk_norm"},
+    "rope_fusion": {"rope"},
+    "bias_swiglu_fusion": {"activation"},
+    "bias_dropout_fusion": {"bias_dropout_add"},
+    "masked_softmax_fusion": {"masked_softmax"},
+    "cross_entropy_loss_fusion": {"linear_cross_entropy"},
+}
+ALL = OPERATORS - {"cross_entropy"}
+
+
+def choose(shape=LLAMA, conditions=GPU, **values):
+    return choose_kernels(KernelsConfig(**values), shape, conditions)
+
+
+def ran(choice):
+    return {each.what: each.ran for each in choice.choices}
+
+
+def test_auto_is_fused_on_a_gpu_and_local_elsewhere():
+    assert choose().fused == ALL
+    assert choose(conditions=CPU).fused == frozenset()
+    assert choose(conditions=replace(CPU, why_not=None)).fused == frozenset()  # interpreted only by name
+    without = choose(conditions=replace(GPU, why_not="the package triton is not installed"))
+    assert without.fused == frozenset() and "not installed" in without.choices[0].why
+    double = choose(conditions=replace(GPU, precision="fp64"))
+    assert double.fused == frozenset() and "fp64" in double.choices[0].why
+
+
+def test_by_name():
+    assert choose(transformer_impl="fused").fused == ALL
+    assert choose(transformer_impl="fused", conditions=replace(CPU, why_not=None)).fused == ALL
+    assert choose(transformer_impl="local").fused == frozenset()
+    for conditions in (CPU, replace(GPU, precision="fp64")):
+        with pytest.raises(ConfigError, match="--transformer-impl fused cannot run here"):
+            choose(transformer_impl="fused", conditions=conditions)
+
+
+@pytest.mark.parametrize("switch", SWITCHES)
+def test_each_switch_changes_exactly_its_operator(switch):
+    own = SWITCHES[switch]
+    assert choose(**{switch: False}).fused == ALL - own
+    into_local = choose(transformer_impl="local", **{switch: True})
+    assert into_local.fused == own
+    assert ran(into_local) == {"transformer-impl": "local", switch.replace("_", "-"): "fused"}
+    off = choose(**{switch: False}).choices
+    (choice,) = [each for each in off if each.what == switch.replace("_", "-")]
+    assert (choice.asked, choice.ran) == ("local", "local") and "switched off" in choice.why
+    with pytest.raises(ConfigError, match=r"cannot be obeyed\.\n +why: +there is no GPU"):
+        choose(conditions=CPU, **{switch: True})
+    assert choose(conditions=CPU, **{switch: False}).fused == frozenset()
+
+
+@pytest.mark.parametrize("kind", ["gelu", "gelu-tanh", "geglu", "quick-geglu", "swiglu", "squared-relu"])
+def test_activations(kind):
+    shape = replace(GPT, activation=kind)
+    choice = choose(shape)
+    assert ("activation" in choice.fused) == (kind != "squared-relu")
+    if kind == "squared-relu":
+        assert ran(choice)["activation"] == "local"
+    switch, other = ("bias_swiglu_fusion", "bias_gelu_fusion")[:: 1 if kind == "swiglu" else -1]
+    with pytest.raises(ConfigError, match=f"the model's activation is {kind}"):
+        choose(shape, **{other: True})
+    assert choose(shape, **{other: False}).fused == choice.fused  # there is nothing to switch off
+    if kind != "squared-relu":
+        assert "activation" not in choose(shape, **{switch: False}).fused
+
+
+def test_what_the_model_does_not_have_cannot_be_asked_for():
+    with pytest.raises(ConfigError, match="turns no queries or keys"):
+        choose(GPT, rope_fusion=True)
+    with pytest.raises(ConfigError, match="flash attention has no softmax of its own"):
+        choose(conditions=replace(GPU, attention="flash"), masked_softmax_fusion=True)
+    assert "rope-fusion" not in ran(choose(GPT))
+
+
+def test_two_kinds_of_fused_loss():
+    native = choose(cross_entropy_fusion_impl="native")
+    assert native.fused == OPERATORS - {"linear_cross_entropy"}
+    for values in ({"transformer_impl": "local"}, {"cross_entropy_loss_fusion": False}):
+        with pytest.raises(ConfigError, match="native has no effect"):
+            choose(cross_entropy_fusion_impl="native", **values)
+    alone = choose(
+        transformer_impl="local", cross_entropy_loss_fusion=True, cross_entropy_fusion_impl="native"
+    )
+    assert alone.fused == {"cross_entropy"}
+
+
+def test_a_model_too_wide_for_one_kernel_loses_that_one():
+    limited = replace(GPU, limits={"norm": "a hidden size of 40000 is above the kernel's 32768"})
+    choice = choose(conditions=limited)
+    assert choice.fused == ALL - {"norm", "qk_norm"}
+    (why,) = [each.why for each in choice.choices if each.what == "persist-layer-norm"]
+    assert "40000" in why
+    with pytest.raises(ConfigError, match="40000"):
+        choose(conditions=limited, persist_layer_norm=True)
