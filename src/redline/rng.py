@@ -5,8 +5,8 @@ easy as 1, 2, 3"), a counter-based generator: word w of block c under key k is a
 So a mask does not depend on how the model is laid out, recomputed or resumed, and no generator state is ever
 captured or restored.
 
-This file holds what needs no tensor library: keys and a NumPy-free reference of the generator. The tensor version
-stands in model/random.py, the kernels call Triton's own Philox; all three give the same words.
+This file holds what needs no tensor library: keys and a reference of the generator in plain integers. The
+tensor version stands in model/random.py, the kernels have their own; all three give the same words.
 
 Layout of a dropout draw
     key      stream_key(seed, "dropout", layer, site): 2 x 32 bits

@@ -13,9 +13,9 @@ import pytest
 from redline.cli.main import main
 
 TINY = (
-    "--num-layers 2 --hidden-size 32 --ffn-hidden-size 48 --num-attention-heads 4 --vocab-size 101 --seq-length 16 "
-    "--mock-data --micro-batch-size 2 --global-batch-size 4 --train-iters 6 --eval-iters 2 --lr 1e-2 --num-workers 0 "
-    "--device cpu --threads 1"
+    "--num-layers 2 --hidden-size 32 --ffn-hidden-size 48 --num-attention-heads 4 --vocab-size 101 "
+    "--seq-length 16 --mock-data --micro-batch-size 2 --global-batch-size 4 --train-iters 6 --eval-iters 2 "
+    "--lr 1e-2 --num-workers 0 --device cpu --threads 1"
 )
 
 Refused = Callable[..., str]
@@ -53,7 +53,7 @@ def small_mock_corpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def redline(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """redline("train --flag ...") -> (exit code, stdout, stderr), with the caches in a folder of this test."""
+    """redline("train --flag ...") -> (exit code, stdout, stderr), with caches in a folder of this test."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
 

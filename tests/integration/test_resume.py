@@ -49,7 +49,7 @@ def weights(run: Run) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_resume_is_bit_identical(train: Any, name: str) -> None:
-    """B104: losses of a run cut at step 3 and resumed equal the uncut run's; so do all weights and moments."""
+    """B104: a run cut at step 3 and resumed equals the uncut run: losses, weights and moments."""
     flags = VARIANTS[name]
     whole = train("whole", f"{flags} --eval-interval 2")
     cut = train("cut", f"{flags} --eval-interval 2 --exit-interval 3")

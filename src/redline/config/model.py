@@ -21,7 +21,8 @@ class ModelConfig(Section):
         own=True,
         metavar="NAME",
         other="gpt2-124m",
-        help="A known model, such as gpt2-124m, llama3.2-1b or qwen3-8b (all in docs/options.md): its shape and "
+        help="A known model, such as gpt2-124m, llama3.2-1b or qwen3-8b (all in docs/options.md): its shape "
+        "and "
         "sequence length. Every other option overrides it.",
     )
     num_layers: int = flag(

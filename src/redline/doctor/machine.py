@@ -128,7 +128,7 @@ def installed(names: tuple[str, ...]) -> dict[str, str | None]:
 
 def _nvml() -> tuple[tuple[Gpu, ...], tuple[Pair, ...], tuple[str, ...]]:
     try:
-        import pynvml  # type: ignore[import-untyped]
+        import pynvml
     except ImportError:
         return (), (), ("GPUs: nvidia-ml-py is not installed",)
     try:

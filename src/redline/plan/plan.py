@@ -38,8 +38,8 @@ class EvalPlan:
         iterations: global batches of one evaluation; 0 never evaluates.
         interval: steps between evaluations, None for one at the end.
         global_batch_size, num_microbatches: of each batch (ramp-up plays no part).
-        samples: of one evaluation. Every one of a run sees the same samples of its split, so that their losses
-            compare (Megatron moves on through the split).
+        samples: of one evaluation. Every one of a run sees the same samples of its split, so that their
+            losses compare (Megatron moves on through the split).
     """
 
     iterations: int

@@ -111,7 +111,8 @@ def test_megatron_yaml(tmp_path: Path) -> None:
 def test_nested_yaml_of_other_launchers(tmp_path: Path) -> None:
     path = tmp_path / "train.yml"
     path.write_text(
-        "trainer:\n  devices: 8\n  num_nodes: 4\nmodel:\n  micro_batch_size: 1\n  num_layers: 2\n  hidden_size: 64\n"
+        "trainer:\n  devices: 8\n  num_nodes: 4\nmodel:\n  micro_batch_size: 1\n"
+        "  num_layers: 2\n  hidden_size: 64\n"
         "  num_attention_heads: 4\n  data: {seq_length: 2048}\n"
     )
     launch = read_launch(path)

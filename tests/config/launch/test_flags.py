@@ -229,7 +229,8 @@ def test_launchers(script: Path, command: str, facts: tuple[str, int | None, int
 
 
 def test_directives_of_slurm(script: Path) -> None:
-    head = "#!/bin/bash\n#SBATCH -N 4 --gres=gpu:h100:8   # nodes\n#SBATCH --ntasks-per-node 8\n##SBATCH --nodes=9\n"
+    head = "#!/bin/bash\n#SBATCH -N 4 --gres=gpu:h100:8   # nodes\n#SBATCH --ntasks-per-node 8\n"
+    head += "##SBATCH --nodes=9\n"
     launch = read(
         script, f"{head}srun python pretrain_gpt.py {SHAPE} --seed $SLURM_NNODES --lr $SLURM_GPUS_ON_NODE"
     )

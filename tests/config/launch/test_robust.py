@@ -159,8 +159,9 @@ def test_scripts_elsewhere_are_not_read(tmp_path: Path) -> None:
 
 
 PIECES = """
-$ { } ( ) " ' \\ ; | & < > [ ] = + - -- # / % : , * ? ! ` ~ @ A b 1 if then fi for in do done case esac while eval
-source export local f() A=( ${A[@]} ${B:- $(( <<EOF EOF torchrun pretrain_gpt.py --lr --num-layers bash -c sbatch [[ ]]
+$ { } ( ) " ' \\ ; | & < > [ ] = + - -- # / % : , * ? ! ` ~ @ A b 1 if then fi for in do done case esac while
+eval source export local f() A=( ${A[@]} ${B:- $(( <<EOF EOF torchrun pretrain_gpt.py --lr --num-layers
+bash -c sbatch [[ ]]
 """
 ALPHABET = st.sampled_from([*PIECES.split(), " ", "\n", "\t", "\r", "\u00e9", "EOF\n", "<<EOF\n"])
 QUICK = settings(

@@ -317,9 +317,9 @@ class Expander:
         for name in re.findall(r"[A-Za-z_]\w*", render(expression)):
             value = self.shell.variables.get(name)
             if isinstance(value, Scalar):
-                taken = [piece.taken for piece in value.text if isinstance(piece, Lit) and piece.taken]
-                if taken:
-                    return taken[0]
+                for piece in value.text:
+                    if isinstance(piece, Lit) and piece.taken:
+                        return piece.taken
             elif name in self.notes.taken:
                 return name
         return ""
