@@ -1,4 +1,3 @@
-# ruff: noqa: E501 -- a snippet is one line of bash
 """The reading against bash itself: the words of a command are the very words that bash would pass.
 
 Each snippet ends in a command `probe pretrain_gpt.py WORDS`. bash runs it with a function of that name that

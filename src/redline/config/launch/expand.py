@@ -319,9 +319,9 @@ class Expander:
             if isinstance(value, Scalar):
                 for piece in value.text:
                     if isinstance(piece, Lit) and piece.taken:
-                        return piece.taken
+                        return str(piece.taken)
             elif name in self.notes.taken:
-                return name
+                return str(name)
         return ""
 
     # Command substitution
