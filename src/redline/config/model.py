@@ -22,8 +22,7 @@ class ModelConfig(Section):
         metavar="NAME",
         other="gpt2-124m",
         help="A known model, such as gpt2-124m, llama3.2-1b or qwen3-8b (all in docs/options.md): its shape "
-        "and "
-        "sequence length. Every other option overrides it.",
+        "and sequence length. Every other option overrides it.",
     )
     num_layers: int = flag(
         6,

@@ -172,11 +172,6 @@ def bounded(text: Text, place: Place) -> Text:
     return text
 
 
-def place_of(text: Text, otherwise: Place) -> Place:
-    """Where a text begins to be known."""
-    return next((segment.place for segment in text), otherwise)
-
-
 def cut(text: Text, count: int) -> Text:
     """A text without its first `count` known characters."""
     rest: list[Segment] = []
