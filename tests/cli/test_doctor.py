@@ -76,9 +76,9 @@ def test_exit_codes(capsys: Any, script: Path, tmp_path: Path) -> None:
     assert refused.value.exit_code == 2
     with pytest.raises(RedlineError, match="data sheet"):
         main([str(script), "--gpu", "h9000"])
-    with pytest.raises(SystemExit) as stopped:
+    with pytest.raises(RedlineError, match="no option --frobnicate") as refused:
         main(["--frobnicate"])
-    assert stopped.value.code == 2
+    assert refused.value.exit_code == 2
 
 
 def test_report_begins_with_the_verdict(capsys: Any, script: Path) -> None:

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
+from redline.cli.parser import Parser, at_least
 from redline.config.problems import nearest
 from redline.data.corpus import FORMATS, Corpus, find_corpus, texts_of
 from redline.data.indexed import IndexedDataset
@@ -67,33 +68,6 @@ READ_BY: dict[str | None, tuple[str, ...]] = {
 }
 
 
-class _Parser(argparse.ArgumentParser):
-    """argparse whose mistakes are UsageErrors."""
-
-    def __init__(self, verb: str, **texts: str) -> None:
-        super().__init__(
-            prog=f"redline data {verb}",
-            allow_abbrev=False,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            **texts,  # type: ignore[arg-type]
-        )
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{self.prog}: {message}.", mend=f"see `{self.prog} --help`.")
-
-    def parse(self, words: Sequence[str]) -> argparse.Namespace:
-        """The options. Raises: UsageError; an unknown one gets the nearest name."""
-        args, unknown = self.parse_known_args(words)
-        if unknown:
-            flag = unknown[0].partition("=")[0]
-            known = nearest(flag, (name for name in self._option_string_actions if name.startswith("--")))
-            raise UsageError(
-                f"{self.prog} has no option {flag}.",
-                mend=f"did you mean {known}?" if known else f"see `{self.prog} --help`.",
-            )
-        return args
-
-
 def main(argv: Sequence[str]) -> int:
     """Run `redline data ...`; returns the exit code, raises RedlineError."""
     verb, *words = argv or ["--help"]
@@ -115,9 +89,9 @@ def main(argv: Sequence[str]) -> int:
     return run(parser.parse(words))
 
 
-def _prepare_parser() -> _Parser:
-    parser = _Parser(
-        "prepare",
+def _prepare_parser() -> Parser:
+    parser = Parser(
+        "redline data prepare",
         usage="redline data prepare INPUT ... --output-prefix PREFIX [options]\n"
         "       with one of --train-tokenizer SIZE, --tokenizer-model PATH, --tokenizer-type TYPE",
         description="Encode documents as token ids: PREFIX_KEY_document.bin and .idx, Megatron-LM's format.\n"
@@ -149,7 +123,7 @@ def _prepare_parser() -> _Parser:
     _add_tokenizer(parser)
     add(
         "--train-tokenizer",
-        type=_at_least(1),
+        type=at_least(1),
         metavar="SIZE",
         help="first train a tokenizer of SIZE entries (byte-level BPE) on the input: PREFIX_tokenizer.json",
     )
@@ -166,7 +140,7 @@ def _prepare_parser() -> _Parser:
     )
     add(
         "--workers",
-        type=_at_least(1),
+        type=at_least(1),
         metavar="N",
         help="processes that encode (default: one for each core)",
     )
@@ -174,9 +148,9 @@ def _prepare_parser() -> _Parser:
     return parser
 
 
-def _inspect_parser() -> _Parser:
-    parser = _Parser(
-        "inspect",
+def _inspect_parser() -> Parser:
+    parser = Parser(
+        "redline data inspect",
         usage="redline data inspect PREFIX [options]",
         description="Verify a pair of token files; print counts, lengths and the first documents, decoded\n"
         "by the tokenizer noted when the pair was prepared, or by the one named here.",
@@ -186,7 +160,7 @@ def _inspect_parser() -> _Parser:
     _add_tokenizer(parser)
     parser.add_argument(
         "--documents",
-        type=_at_least(0),
+        type=at_least(0),
         default=3,
         metavar="N",
         help="documents to show (default: 3)",
@@ -205,17 +179,8 @@ def _add_tokenizer(parser: argparse.ArgumentParser) -> None:
     add("--tokenizer-model", metavar="PATH", help="HuggingFaceTokenizer: tokenizer.json, or its folder")
     add("--vocab-file", metavar="PATH", help="GPT2BPETokenizer: vocab.json")
     add("--merge-file", metavar="PATH", help="GPT2BPETokenizer: merges.txt")
-    add("--vocab-size", type=_at_least(1), metavar="N", help="NullTokenizer (text of numbers): how many ids")
+    add("--vocab-size", type=at_least(1), metavar="N", help="NullTokenizer (text of numbers): how many ids")
     add("--eod-token", metavar="TOKEN", help="the end-of-document token (default: what the files say)")
-
-
-def _at_least(least: int) -> Callable[[str], int]:
-    def number(word: str) -> int:
-        if not word.isdecimal() or int(word) < least:
-            raise argparse.ArgumentTypeError(f"{word} is no whole number of at least {least}")
-        return int(word)
-
-    return number
 
 
 def _tokenizer_spec(args: argparse.Namespace, beside: tuple[str, ...] = ()) -> TokenizerSpec | None:
@@ -378,7 +343,7 @@ def _tokenizer_beside(args: argparse.Namespace) -> Tokenizer | None:
 
 
 # verb -> (its options, what it does)
-VERBS: dict[str, tuple[Callable[[], _Parser], Callable[[Any], int]]] = {
+VERBS: dict[str, tuple[Callable[[], Parser], Callable[[Any], int]]] = {
     "prepare": (_prepare_parser, _prepare),
     "inspect": (_inspect_parser, _inspect),
 }

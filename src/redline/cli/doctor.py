@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from redline.cli.parser import Parser
 from redline.config import read_environment, with_values
 from redline.config.tree import options_by_field
 from redline.doctor import (
@@ -53,7 +54,7 @@ MAX_BYTES = 64 << 20
 
 def main(argv: Sequence[str]) -> int:
     """Print the report; returns the exit code, raises RedlineError."""
-    asked = _parser().parse_args(list(argv))
+    asked = _parser().parse(list(argv))
     if asked.list_checks:
         _list_checks(asked.lang)
         return 0
@@ -70,20 +71,17 @@ def main(argv: Sequence[str]) -> int:
         if fixed:
             print(fixed, file=sys.stderr)
     else:
-        from rich.console import Console
-
+        from redline.cli.console import ReportConsole
         from redline.report.doctor_text import print_report
 
-        print_report(Console(soft_wrap=False), diagnosis, assumed, asked.lang, name)
+        print_report(ReportConsole(soft_wrap=False), diagnosis, assumed, asked.lang, name)
         if fixed:
             print("\n" + fixed)
     return 1 if diagnosis.worst == "error" else 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="redline doctor", usage=USAGE, epilog=EXIT_CODES, allow_abbrev=False, exit_on_error=True
-    )
+def _parser() -> Parser:
+    parser = Parser("redline doctor", usage=USAGE, epilog=EXIT_CODES)
     add = parser.add_argument
     add("path", nargs="?", type=Path, help="what to examine")
     add("--gpu", metavar="NAME", help="the GPU it runs on, for example h100")
