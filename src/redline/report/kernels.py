@@ -14,42 +14,48 @@ NONE = "-"
 
 
 def print_kernels(rows: Sequence[Mapping[str, Any]], console: Console | None = None) -> None:
-    """Print the rows of `redline bench kernels`: one line a provider; the fastest of a case is green."""
+    """Print the rows of `redline bench kernels`: one line a provider; the fastest of a case is green.
+
+    "both" is forward and backward; "copy" the share of a device-to-device copy's rate that the bytes reach.
+    Why a provider has no figures is said below the table.
+    """
     table = new_table("fused operators")
-    table.add_column("operator", overflow="fold")
-    table.add_column("by")
-    for header in ("fwd us", "TB/s", "of copy", "fwd+bwd us", "TB/s", "of copy", "TFLOP/s", "host us"):
+    table.add_column("operator", overflow="fold", min_width=16)
+    table.add_column("by", no_wrap=True)
+    for header in ("fwd us", "copy", "both us", "copy", "TFLOP/s", "host us"):
         table.add_column(header, justify="right", no_wrap=True)
+    notes: dict[str, None] = {}  # in order, each once
     for row in rows:
         table.add_section()
         name, gate = f"{row['op']} {row['case']}", row["gate"]
         if not gate["passed"]:
-            why = f"wrong: {gate['where']}, {gate['worst']:.2f} times the error it may have"
-            table.add_row(name, Text(why, "red"))
-        times = {by: found.get("both_s", found.get("forward_s")) for by, found in row["providers"].items()}
+            table.add_row(name, Text("wrong", "red"))
+            notes[f"{name}: {gate['where']} has {gate['worst']:.2f} times the error it may have"] = None
+        found = {by: rates for by, rates in row["providers"].items() if "error" not in rates}
+        notes |= dict.fromkeys(
+            f"{by}: {rates['error']}" for by, rates in row["providers"].items() if by not in found
+        )
+        times = {by: rates.get("both_s", rates.get("forward_s")) for by, rates in found.items()}
         best = min((time for time in times.values() if time is not None), default=None)
-        for by, found in row["providers"].items():
-            if "error" in found:
-                table.add_row(name, by, Text(found["error"], "dim", overflow="ellipsis", no_wrap=True))
-            else:
-                fastest = "green" if times[by] == best else ""
-                table.add_row(name, Text(by, fastest), *_cells(found))
+        for by, rates in found.items():
+            table.add_row(name, Text(by, "green" if times[by] == best else ""), *_cells(rates))
             name = ""
-    (console or Console()).print(table)
+    console = console or Console()
+    console.print(table)
+    for note in notes:
+        console.print(note, markup=False, highlight=False)
 
 
-def _cells(found: Mapping[str, Any]) -> list[str]:
+def _cells(rates: Mapping[str, Any]) -> list[str]:
     def cell(key: str, factor: float, form: str) -> str:
-        value = found.get(key)
+        value = rates.get(key)
         return NONE if value is None else format(value * factor, form)
 
     return [
-        cell("forward_s", 1e6, ",.1f"),
-        cell("forward_bytes_per_s", 1e-12, ".2f"),
+        cell("forward_s", 1e6, ",.0f"),
         cell("forward_share_of_copy", 1, ".0%"),
-        cell("both_s", 1e6, ",.1f"),
-        cell("both_bytes_per_s", 1e-12, ".2f"),
+        cell("both_s", 1e6, ",.0f"),
         cell("both_share_of_copy", 1, ".0%"),
         cell("flops_per_s", 1e-12, ",.0f"),
-        cell("host_s", 1e6, ".1f"),
+        cell("host_s", 1e6, ".0f"),
     ]
