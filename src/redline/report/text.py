@@ -160,7 +160,7 @@ def key_values(title: str, rows: Iterable[tuple[str, str]]) -> Table:
     table = new_table(title)
     table.show_header = False
     table.add_column()
-    table.add_column(overflow="fold", min_width=24)
+    table.add_column(overflow="fold", min_width=12)
     for name, value in rows:
         table.add_row(name, Text(str(value)))
     return table
