@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 ARGS   ?=
+TRITON := triton==3.6.0
 
 .PHONY: run test test-long lint install dev docs clean
 
@@ -40,6 +41,9 @@ $(VENV)/.installed: $(BIN)/python pyproject.toml constraints.txt
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@# A GPU build of torch brings its own triton. For a CPU build this is the one whose interpreter the tests run.
+	@$(BIN)/python -c 'import triton' 2>/dev/null \
+	  || $(BIN)/python -m pip install --quiet --disable-pip-version-check $(TRITON)
 	@touch $@
 
 clean:

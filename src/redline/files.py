@@ -5,11 +5,10 @@ from __future__ import annotations
 import errno
 import json
 import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, TextIO, TypeVar
 
 from redline.errors import RedlineError
 
@@ -85,8 +84,8 @@ def write_json_atomic(path: Path, value: Any) -> None:
     write_text_atomic(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
-def discard_stdout() -> None:
-    """Let whatever is still printed go nowhere, once whoever read it is gone (`| head`)."""
+def discard(stream: TextIO) -> None:
+    """Let whatever is still printed to stdout or stderr go nowhere: its reader is gone (`| head`)."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
+    os.dup2(nowhere, stream.fileno())
     os.close(nowhere)

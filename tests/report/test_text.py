@@ -133,18 +133,21 @@ def test_summary_says_everything():
     for part in (
         "demo: finished 300 steps", "Some CPU", "4,000,000", "300, 2 skipped", "3.2000 nats", "6.4000 nats",
         "9,800 tokens/s", "55.0% = 110 GFLOP/s / 200 GFLOP/s fp32 (measured)", "n/a (120 GFLOP/s",
-        "predicted peak", "3.000", "measured peak (peak resident)", "4.000", "0.75", "attention-backend",
+        "predicted peak", "3.00 GiB", "measured peak (peak resident)", "4.00 GiB", "attention-backend",
         "the fastest here", "runs/demo/metrics.jsonl",
     ):  # fmt: skip
         assert part in text, part
     assert "main params" not in text  # nothing is stored there
+    assert "predicted / measured" not in text  # a CPU's measure counts more than the prediction
+    on_gpu = {**DOCUMENT, "hardware": {**DOCUMENT["hardware"], "kind": "cuda"}}
+    assert "0.75" in printed(on_gpu, 120)
 
 
 @pytest.mark.parametrize("width", [30, 40, 60, 80])
 def test_summary_fits_narrow_terminals(width):
     text = printed(DOCUMENT, width)
     assert max(map(len, text.splitlines())) <= width
-    assert "3.2000" in text and "0.75" in text
+    assert "3.2000" in text and "3.00 GiB" in text
 
 
 def test_an_early_end_prints_too():

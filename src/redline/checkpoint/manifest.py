@@ -135,5 +135,7 @@ def to_json(value: Any) -> bytes:
 def damaged(path: Path, why: str) -> CheckpointError:
     """The error for a file or folder that is not what was written."""
     return CheckpointError(
-        f"{path} is damaged.", why=f"{why}.", mend="load an older one with --ckpt-step; it cannot be trusted."
+        f"{path} is damaged.",
+        why=f"{why}.",
+        mend="load an older one with --ckpt-step; this one cannot be trusted.",
     )

@@ -28,7 +28,8 @@ class Difference:
     wanted: Any
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.saved!r} in the checkpoint, {self.wanted!r} now"
+        saved, wanted = ("unset" if value is None else repr(value) for value in (self.saved, self.wanted))
+        return f"{self.name}: {saved} in the checkpoint, {wanted} now"
 
 
 def compare_values(saved: Any, wanted: Any, name: str = "") -> list[Difference]:

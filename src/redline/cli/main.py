@@ -17,7 +17,7 @@ from contextlib import contextmanager
 
 import redline
 from redline.errors import RedlineError, UsageError
-from redline.files import discard_stdout, refusal
+from redline.files import discard, refusal
 
 # name -> (module with `main(argv) -> exit code`, one line of help)
 COMMANDS = {
@@ -25,7 +25,7 @@ COMMANDS = {
     "memory": ("redline.cli.memory", "parameters, FLOPs and predicted memory of a configuration"),
     "data": ("redline.cli.data", "prepare text, JSONL or Parquet for training; inspect prepared data"),
     "doctor": ("redline.cli.doctor", "why a training job is slow, and what to change"),
-    "bench": ("redline.cli.bench", "measure this machine: whole training steps, index building"),
+    "bench": ("redline.cli.bench", "measure this machine: training steps, fused operators, index building"),
 }
 EXAMPLES = """\
 examples:
@@ -101,12 +101,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("terminated" if isinstance(stopped, Terminated) else "interrupted", file=sys.stderr)
         return TERMINATED if isinstance(stopped, Terminated) else INTERRUPTED
     except BrokenPipeError:
-        discard_stdout()  # or the interpreter complains at exit
+        discard(sys.stdout)  # or the interpreter complains at exit
         return 0
     except OSError as error:  # no room foresaw it: mostly stdout, on a full disk
         print(refusal(RedlineError, error, f"use {error.filename or 'the output'}"), file=sys.stderr)
         if not error.filename:
-            discard_stdout()
+            discard(sys.stdout)
         return RedlineError.exit_code
 
 

@@ -13,7 +13,7 @@ USAGE = "usage: redline train [CONFIG.toml] [--flag value ...]"
 INTRO = """
 Train a GPT, Llama or Qwen model. With no arguments: a small one, on the source text of Python's own library.
 Flags override the file, the file overrides --preset. A TOML key is a flag's name with underscores.
-Every switch --x has --no-x; "none" unsets what can be unset.
+A switch shown as --[no-]x has --no-x; "none" unsets what can be unset.
 """
 # Flags of the command itself, which are no part of a configuration.
 INSTEAD = {

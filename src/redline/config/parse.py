@@ -110,7 +110,14 @@ def is_config(word: str) -> bool:
 
 
 def _unknown(name: str) -> Problem:
-    meant = nearest(name, spellings())
+    table = spellings()
+    meant = nearest(name, table)
+    stem = name.removeprefix("--no-").removeprefix("--disable-")
+    if stem != name and (positive := table.get(f"--{stem}")) and positive.shorthand:
+        option = positive.option
+        mend = f"--{stem} stands for {option.show(positive.constant)}: state another {option.flag}."
+        what, why = f"there is no flag {name}.", "one value has no opposite."
+        return Problem("unknown-flag", what, why, mend, (name, option.flag))
     mend = f"did you mean {meant}?" if meant else SEE_HELP
     flags = (name, spellings()[meant].option.flag) if meant else (name,)
     return Problem("unknown-flag", f"there is no flag {name}.", "every flag must be obeyed.", mend, flags)

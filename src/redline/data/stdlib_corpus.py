@@ -87,7 +87,9 @@ def stdlib_sources(max_bytes: int) -> list[tuple[str, str]]:
             text = content.decode()
         except (OSError, UnicodeDecodeError):  # a few files are in other encodings on purpose
             continue
-        if text and len(content) <= room:
+        if len(content) > room:  # filling up with what still fits would leave the end to tiny files
+            break
+        if text:
             sources.append((name, text))
             room -= len(content)
     if not sources:

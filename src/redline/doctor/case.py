@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from redline.config.tree import with_values
 from redline.doctor.finding import Mend
 from redline.errors import RedlineError
-from redline.formulas.time import Rates
+from redline.formulas.time import Link, Rates
 from redline.hardware import Hardware
 from redline.plan.cost import StepCost, predict
 from redline.plan.cost_rates import rates_of
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from redline.doctor.runs import RunRecord
 
 CDMC = "CUDA_DEVICE_MAX_CONNECTIONS"
+# In Megatron-LM these have no default: unstated, they are unknown, and nothing is predicted.
+REQUIRED = ("num_layers", "hidden_size", "num_attention_heads", "seq_length", "micro_batch_size")
+SLOWER = 10  # times, where NCCL is kept from InfiniBand (sockets) or from NVLink (host memory)
 BLACKWELL, HOPPER, ADA, AMPERE, TURING = (10, 0), (9, 0), (8, 9), (8, 0), (7, 5)
 
 
@@ -73,6 +76,10 @@ class Case:
         """The value of an option as the program takes it."""
         assert self.launch is not None
         return effective(self.config, name, self.dialect, self.launch.stated)
+
+    def missing(self, name: str) -> bool:
+        """Whether Megatron-LM needs this option and the launch does not state it."""
+        return self.dialect == "megatron" and name in REQUIRED and not self.said(name)
 
     def said(self, name: str) -> bool:
         """Whether the launch states this option."""
@@ -169,9 +176,14 @@ class Case:
         if self.hardware is None:
             return None
         try:
-            return rates_of(self.hardware, gpus_per_node=self.gpus_per_node)
+            rates = rates_of(self.hardware, gpus_per_node=self.gpus_per_node)
         except RedlineError:
             return None
+        if self.env("NCCL_IB_DISABLE") == "1" or (self.env("NCCL_NET") or "").lower() == "socket":
+            rates = replace(rates, network=_slower(rates.network))
+        if self.env("NCCL_P2P_DISABLE") == "1" or self.env("NCCL_P2P_LEVEL") == "LOC":
+            rates = replace(rates, node=_slower(rates.node))
+        return rates
 
     @cached_property
     def setup(self) -> Setup | None:
@@ -187,10 +199,11 @@ class Case:
         """The predicted step with these mends; None when it cannot be predicted."""
         merged = merge(mends)
         setup = self._setup(merged)
-        return predict(setup, self.rates) if setup and self.rates else None
+        rates = self.mended(merged).rates if merged.environment else self.rates
+        return predict(setup, rates) if setup and rates else None
 
     def _setup(self, mend: Mend) -> Setup | None:
-        if self.launch is None or self.world_size is None:
+        if self.launch is None or self.world_size is None or any(map(self.missing, REQUIRED)):
             return None
         try:
             changed = self.mended(mend)
@@ -239,6 +252,10 @@ class Case:
         return (
             cost is not None and self.hardware is not None and cost.memory.total <= self.hardware.memory_bytes
         )
+
+
+def _slower(link: Link) -> Link:
+    return replace(link, bytes_per_s=link.bytes_per_s / SLOWER)
 
 
 def merge(mends: tuple[Mend, ...]) -> Mend:

@@ -173,8 +173,10 @@ def _gain(case: Case, check: Check, hit: Hit, lang: str) -> Gain:
     saved = 1 - now.tokens_per_s / after.tokens_per_s
     if abs(saved) < 5e-4 and abs(saved_bytes) < 2**20:
         return Gain(None, say["basis_none"])
-    basis = say["basis_model"].format(
-        now=f"{now.step_s:.4g}", after=f"{after.step_s:.4g}", error=f"{now.uncertainty:.0%}"
+    same_tokens = now.step_s * now.tokens_per_s / after.tokens_per_s
+    batch = abs(same_tokens / after.step_s - 1) > 1e-6  # the step holds other tokens than before
+    basis = say["basis_tokens" if batch else "basis_model"].format(
+        now=f"{now.step_s:.4g}", after=f"{same_tokens:.4g}", error=f"{now.uncertainty:.0%}"
     )
     return Gain(saved, basis, saved_bytes)
 

@@ -27,8 +27,6 @@ PLAIN = {
     "use_distributed_optimizer": "use_distributed_optimizer",
     "sequence_parallel": "sequence_parallel",
 }
-# In Megatron-LM these have no default: unstated, they are unknown.
-REQUIRED = ("num_layers", "hidden_size", "num_attention_heads", "seq_length", "micro_batch_size")
 # What a fact that is not a plain option depends on.
 DEPENDS = {
     "vpp": ("num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank"),
@@ -51,7 +49,7 @@ def facts_of(case: Case) -> dict[str, Any]:
     open_names = _open(case)
     facts: dict[str, Any] = {"world_size": None if "gpus" in case.assumed else case.world_size}
     for name, option in PLAIN.items():
-        facts[name] = None if option in open_names or _missing(case, option) else case.get(option)
+        facts[name] = None if option in open_names or case.missing(option) else case.get(option)
     facts["num_experts"] = facts["num_experts"] or (0 if "num_experts" not in open_names else None)
     facts["dp"] = (
         None if "gpus" in case.assumed or None in (facts["tp"], facts["pp"], facts["cp"]) else case.dp
@@ -71,9 +69,9 @@ def facts_of(case: Case) -> dict[str, Any]:
     for name, value in derived.items():
         unknown = any(option in open_names for option in DEPENDS[name])
         facts[name] = None if unknown else value
-    if _missing(case, "hidden_size") and not case.said("ffn_hidden_size"):
+    if case.missing("hidden_size") and not case.said("ffn_hidden_size"):
         facts["ffn_hidden_size"] = None
-    if _missing(case, "num_attention_heads") and not case.config.model.group_query_attention:
+    if case.missing("num_attention_heads") and not case.config.model.group_query_attention:
         facts["num_query_groups"] = None
     facts["cuda_device_max_connections"] = _number(case.env(CDMC))
     return {name: facts[name] for name in ORDER}
@@ -117,22 +115,18 @@ def _open(case: Case) -> set[str]:
     return set(case.launch.open_fields)
 
 
-def _missing(case: Case, option: str) -> bool:
-    return case.dialect == "megatron" and option in REQUIRED and not case.said(option)
-
-
 def _global_batch(case: Case, dp: int | None) -> int | None:
     train = case.config.train
     if train.global_batch_size is not None:
         return train.global_batch_size
-    if dp is None or _missing(case, "micro_batch_size"):
+    if dp is None or case.missing("micro_batch_size"):
         return None
     return train.micro_batch_size * dp
 
 
 def _microbatches(case: Case, dp: int | None) -> int | None:
     size = _global_batch(case, dp)
-    if size is None or dp is None or _missing(case, "micro_batch_size"):
+    if size is None or dp is None or case.missing("micro_batch_size"):
         return None
     unit = case.config.train.micro_batch_size * dp
     return size // unit if size % unit == 0 else None

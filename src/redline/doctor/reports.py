@@ -15,6 +15,8 @@ LINK_WORDS = re.compile(r"^(NV\d+|NV|PIX|PXB|PHB|NODE|SYS|X)$")
 TRANSPORT = re.compile(r"\bvia (P2P|SHM|NET)\b")
 XID = re.compile(r"NVRM: Xid[^\n]*|\bXid\b[^\n]{0,120}")
 TABLE_NAME = re.compile(r"^\|\s+(\d+)\s+(.+?)\s+(?:On|Off|N/A|WDDM|TCC)\s*\|")
+TABLE_ECC = re.compile(r"\|\s+(\d+)\s+\|\s*$")
+TABLE_PROCESS = re.compile(r"^\|\s+(\d+)\s+\S+\s+\S+\s+\d+\s+\S*C\S*\s.*MiB\s*\|\s*$")
 TABLE_USE = re.compile(r"(\d+)W\s*/\s*(\d+)W\s*\|\s*(\d+)MiB\s*/\s*(\d+)MiB")
 
 
@@ -28,12 +30,24 @@ def read_nvidia_smi(text: str) -> Machine:
 def _table(text: str) -> Machine:
     driver = re.search(r"Driver Version:\s*([\d.]+)", text)
     gpus: list[Gpu] = []
+    computing: list[int] = []
     for line in text.splitlines():
         if found := TABLE_NAME.match(line):
-            gpus.append(Gpu(index=int(found[1]), name=found[2], driver=driver[1] if driver else None))
+            errors = TABLE_ECC.search(line)
+            gpus.append(
+                Gpu(
+                    index=int(found[1]),
+                    name=found[2],
+                    driver=driver[1] if driver else None,
+                    ecc_uncorrected=int(errors[1]) if errors else None,
+                )
+            )
         elif gpus and (used := TABLE_USE.search(line)):
             limit, total = float(used[2]), int(used[4]) * MIB
             gpus[-1] = replace(gpus[-1], power_limit_w=limit, memory_bytes=total)
+        elif process := TABLE_PROCESS.match(line):
+            computing.append(int(process[1]))
+    gpus = [replace(gpu, processes=computing.count(gpu.index)) for gpu in gpus]
     return Machine(gpus=tuple(gpus), xids=_xids(text))
 
 

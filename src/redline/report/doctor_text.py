@@ -104,11 +104,20 @@ def _print_verdict(console: Console, diagnosis: Diagnosis, say: Any) -> None:
     if now is None or after is None:
         why = say["no_gpu"] if case.hardware is None else say["no_layout"]
         console.print(f"[bold]{say['verdict']}[/bold]: {say['unpredicted'].format(why=why)}")
+        if case.run is not None and case.run.mfu is not None:
+            alone = {"mfu": f"{case.run.mfu:.1%}", "steps": case.run.steps}
+            _print_line(console, say["measured_alone"].format(**alone), 2)
         return
     speedup = f"{after.tokens_per_s / now.tokens_per_s:.2f}x"
     words = {"now": f"{now.mfu[CONVENTION]:.1%}", "after": f"{after.mfu[CONVENTION]:.1%}", "speedup": speedup}
-    console.print(f"[bold]{say['verdict']}[/bold]: {say['predicted'].format(**words)}")
-    lines = [_memory_line(diagnosis, say), _accounts_line(now, say)]
+    key = "predicted"
+    if case.hardware is not None and case.hardware.memory_bytes and not case.fits(now):
+        key = "predicted_unfit"
+        words["used"] = format_bytes(now.memory.total)
+        words["card"] = f"{format_bytes(case.hardware.memory_bytes)} {case.hardware.name}"
+        words["then"] = say["then_fits" if case.fits(after) else "then_fits_not"]
+    console.print(f"[bold]{say['verdict']}[/bold]: {say[key].format(**words)}", soft_wrap=True)
+    lines = ["" if key == "predicted_unfit" else _memory_line(diagnosis, say), _accounts_line(now, say)]
     bands = {"half": f"{UNCERTAINTY:.0%}", "wide": f"{UNCERTAINTY_WIDE:.0%}"}
     lines.append(say["error_band"].format(**bands))
     if case.run is not None and case.run.mfu is not None:
@@ -141,7 +150,7 @@ def _print_finding(console: Console, finding: Finding, say: Any) -> None:
     head = Text()
     head.append(f"{finding.id} ", style=STYLES[finding.severity])
     head.append(finding.title, style="bold")
-    head.append(f"  [{finding.account}, {gain_text(finding, say)}]", style="dim")
+    head.append(f"  [{say[finding.severity]}, {finding.account}, {gain_text(finding, say)}]", style="dim")
     console.print(head, soft_wrap=True)
     for line in (
         f"{place}{finding.evidence}",
@@ -195,18 +204,21 @@ def machine_lines(machine: Machine, say: Any) -> Iterator[str]:
         yield f"GPU {gpu.index}: " + ", ".join(filter(None, parts))
     if machine.links:
         kinds = sorted({pair.kind for pair in machine.links})
-        yield f"GPU links: {', '.join(kinds)} ({len(machine.links)} pairs)"
+        number = len(machine.links)
+        yield f"GPU links: {', '.join(kinds)} ({number} {'pair' if number == 1 else 'pairs'})"
     for nic in machine.nics:
         yield f"{nic.kind} {nic.name}: {nic.state}" + (f", {nic.gbit:g} Gbit/s" if nic.gbit else "")
-    yield f"NUMA nodes: {machine.numa_nodes}, CPU governor: {machine.governor or '-'}"
+    if machine.packages:  # seen live, not from files
+        yield f"NUMA nodes: {machine.numa_nodes}, CPU governor: {machine.governor or '-'}"
     if machine.nccl is not None:
-        seen = f"network {machine.nccl.network or '?'}, {dict(machine.nccl.transports)}"
+        channels = (f"{count} x via {name}" for name, count in machine.nccl.transports.items())
+        seen = ", ".join([f"network {machine.nccl.network or '?'}", *channels])
         yield f"NCCL {machine.nccl.version or '?'}: {seen}"
     versions = [f"{name} {version}" for name, version in machine.packages.items() if version]
     if versions:
         yield ", ".join(versions)
     for name, value in machine.measured.items():
-        yield f"measured {name}: {value / 1e12:.4g} T/s"
+        yield f"measured {name}: {value / 1e12:.4g} {'TFLOP/s' if name == 'gemm' else 'TB/s'}"
     for what in machine.unseen:
         yield f"{say['unseen']}: {what}"
 

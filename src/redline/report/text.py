@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from redline.ledger import StepRecord, ValidRecord
-from redline.units import GIB, format_count, format_duration, format_flops_per_s
+from redline.units import GIB, format_bytes, format_count, format_duration, format_flops_per_s
 
 
 def step_line(
@@ -123,22 +123,21 @@ def _mfu(facts: Mapping[str, Any]) -> str:
 def _memory(document: Mapping[str, Any]) -> Table:
     table = new_table("memory")
     table.add_column()
-    table.add_column("GiB", justify="right", no_wrap=True)
+    table.add_column("", justify="right", no_wrap=True)
     predicted = document.get("predicted_memory") or {}
     for name, num_bytes in predicted.get("parts", {}).items():
         if num_bytes:
-            table.add_row(name.replace("_", " "), f"{num_bytes / GIB:.3f}")
+            table.add_row(name.replace("_", " "), format_bytes(num_bytes))
     if predicted:
         table.add_section()
-        table.add_row("predicted peak", f"{predicted['total'] / GIB:.3f}", style="bold")
+        table.add_row("predicted peak", format_bytes(predicted["total"]), style="bold")
     measured = document.get("measured_memory_bytes")
     if measured is not None:
         how = f" ({document['memory_measure']})" if document.get("memory_measure") else ""
-        table.add_row(f"measured peak{how}", f"{measured / GIB:.3f}", style="bold")
-        if predicted.get("total"):
-            table.add_row(
-                "predicted / measured", f"{predicted['total'] / measured:.2f}" if measured else "n/a"
-            )
+        table.add_row(f"measured peak{how}", format_bytes(measured), style="bold")
+        if predicted.get("total") and measured and document["hardware"].get("kind") == "cuda":
+            # On a CPU the measure counts whatever else the process holds, so their ratio would say little.
+            table.add_row("predicted / measured", f"{predicted['total'] / measured:.2f}")
     return table
 
 

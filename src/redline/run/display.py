@@ -6,7 +6,7 @@ import sys
 from contextlib import ExitStack
 from types import TracebackType
 
-from redline.files import discard_stdout
+from redline.files import discard
 from redline.ledger import StepRecord, ValidRecord
 from redline.report import TrainProgress, step_line, valid_line
 
@@ -20,11 +20,12 @@ def say(text: str) -> None:
     try:
         print(text, flush=True)
     except OSError as lost:
-        discard_stdout()
-        print(
-            f"stdout is lost ({lost.strerror}): the run goes on without it; its folder has every number.",
-            file=sys.stderr,
-        )
+        discard(sys.stdout)
+        note = f"stdout is lost ({lost.strerror}): the run goes on without it; its folder has every number."
+        try:
+            print(note, file=sys.stderr, flush=True)
+        except OSError:  # both went into the same pipe
+            discard(sys.stderr)
 
 
 class Display:

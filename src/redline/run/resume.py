@@ -17,8 +17,8 @@ from redline.run.folder import checkpoint_root, goes_on
 from redline.step import TrainState
 
 MOMENTS = ("exp_avg/*", "exp_avg_sq/*")
-# Sizes that a stored matrix is padded to: the checkpoint holds the true ones.
-LAYOUT_FIELDS = ("padded_vocab_size",)
+# What may differ in the same model: padding (a checkpoint holds true sizes), dropout, how weights began.
+FREE_FIELDS = ("padded_vocab_size", "hidden_dropout", "attention_dropout", "init_std", "embedding_init_std")
 # Sections whose values may change on resume without being worth a line.
 QUIET_SECTIONS = ("checkpoint", "logging", "runtime")
 
@@ -130,11 +130,10 @@ def _require_same_model(start: Start, shape: ModelShape) -> None:
 
 
 def model_values(shape: ModelShape) -> dict[str, Any]:
-    """What makes a model the same one, as JSON values."""
+    """What makes a model the same one, as JSON values. Only learned positions tie it to a sequence length."""
     values: dict[str, Any] = _as_json(asdict(shape))
-    for name in LAYOUT_FIELDS:
-        values.pop(name)
-    return values
+    free = (*FREE_FIELDS, *(() if shape.position == "learned_absolute" else ("max_positions",)))
+    return {name: value for name, value in values.items() if name not in free}
 
 
 def checkpoint_values(

@@ -14,7 +14,7 @@ from redline.checkpoint import AsyncWriter
 from redline.config import Parsed, RunConfig, read_environment, to_toml
 from redline.errors import TrainingError
 from redline.files import os_errors_as, write_text_atomic
-from redline.ledger import open_ledger, write_summary
+from redline.ledger import open_ledger, read_summary, write_summary
 from redline.run.actions import RunActions
 from redline.run.display import Display, say
 from redline.run.folder import RunFolder, check_folder, goes_on, name_run, open_folder
@@ -43,6 +43,10 @@ def train_opened(run: OpenRun, started: float) -> dict[str, Any]:
     """Step to the end, with everything written to the run folder."""
     with open_folder(_root(run.config), goes_on=goes_on(run.config.checkpoint)) as folder:
         say(f"run folder: {folder.root}")
+        total = run.plan.batch.total_iterations
+        if run.state.iteration >= total and folder.summary.exists():
+            say(f"nothing is left to train: all {total} steps are done; give more with --train-iters.")
+            return read_summary(folder.summary)
         return _train_in(folder, run, started)
 
 

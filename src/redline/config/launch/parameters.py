@@ -230,7 +230,7 @@ class Parameters:
         if index in ("@", "*") or name in ("@", "*"):
             items = self.all(name, index, place)
             if operator == ":":
-                items = self._slice(items, operand, place)
+                items = self._slice(items, operand, place, positional=name in ("@", "*"))
             return spread(items, quoted=quoted)
         value = self._value(name, index, place)
         text = self._outside(name, place) if value is None else value
@@ -345,12 +345,15 @@ class Parameters:
         start = self.words.calculate(first, place)
         return start, self.words.calculate(second, place) if second.strip() else None
 
-    def _slice(self, items: Items, operand: list[Part], place: Place) -> Items:
+    def _slice(self, items: Items, operand: list[Part], place: Place, *, positional: bool) -> Items:
+        """${A[@]:1:2}, or ${@:2} of the arguments, of which the first is number 1."""
         pattern = known(text_of(self._operand(operand, quoted=True)))
         try:
             start, length = self._bounds(pattern or "0", place)
         except (ArithmeticFaultError, OpenError):
             return items
+        if positional and start > 0:
+            start -= 1
         return items[begin(start, len(items)) :][: length if length is not None else len(items)]
 
 

@@ -62,7 +62,8 @@ def one_hardware_queue(case: Case) -> Hit | None:
     if not case.needs_one_queue or value == "1":
         return None
     if value is None:
-        return Hit(at="tensor_model_parallel_size", words=words, mend=mend)
+        at = "tensor_model_parallel_size" if case.tp > 1 else "context_parallel_size"
+        return Hit(at=at, words=words, text="unset", mend=mend)
     return Hit(at=CDMC, words=words, severity="error", mend=mend)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from redline.config.flags import UNSET, Spelling
 from redline.config.launch.successors import SUCCESSORS
+from redline.config.problems import Problem
 from redline.config.rules import violations
 from redline.config.tree import spellings
 from redline.doctor.case import Case
@@ -26,6 +27,8 @@ SPOKEN = {
     "old-spelling",
     "given-twice",
 }
+# Rules about files that Redline reads in its own way: Megatron-LM's other tokenizers take other files.
+OWN_FILES = {"tokenizer-files", "mock-data-reads-nothing"}
 # Fields of Redline's own whose shorthands (--swiglu) are Megatron's flags.
 OWN_BUT_COMMON = {"activation_func", "preset"}
 
@@ -85,7 +88,7 @@ def contradictions(case: Case) -> Iterator[Hit]:
     ):
         if problem.rule in SPOKEN or problem.rule.startswith(("not-available", "not-in-redline", "built-in")):
             continue
-        if problem.what in seen or _of_megatron(case, problem.rule):
+        if problem.what in seen or _of_megatron(case, problem):
             continue
         seen.add(problem.what)
         at = next(
@@ -95,11 +98,15 @@ def contradictions(case: Case) -> Iterator[Hit]:
         yield Hit(at=at, words=words, severity="warning" if problem.rule.startswith("needs/") else None)
 
 
-def _of_megatron(case: Case, rule: str) -> bool:
+def _of_megatron(case: Case, problem: Problem) -> bool:
     """Whether a rule of ours does not hold in Megatron-LM, which ignores what has no effect."""
-    return (
-        case.dialect == "megatron"
-        and rule.startswith("needs/")
+    if case.dialect != "megatron":
+        return False
+    rule = problem.rule
+    if rule == "bad-value":  # Megatron-LM and its forks have tokenizers that Redline has not heard of
+        return problem.flags == ("--tokenizer-type",)
+    return rule in OWN_FILES or (
+        rule.startswith("needs/")
         and rule.removeprefix("needs/")
         in (
             "num-query-groups",
@@ -109,6 +116,10 @@ def _of_megatron(case: Case, rule: str) -> bool:
             "rotary-percent",
             "moe-router-topk",
             "kv-channels",
+            "load-optim",
+            "load-rng",
+            "override-opt-param-scheduler",
+            "use-checkpoint-opt-param-scheduler",
         )
     )
 

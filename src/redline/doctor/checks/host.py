@@ -30,7 +30,7 @@ def logging_every_step(case: Case) -> Hit | None:
     heavy = [name for name in ("log_params_norm", "log_num_zeros_in_grad") if case.get(name)]
     if case.get("log_interval") != 1 or (case.dialect == "redline" and not heavy):
         return None
-    words = {"heavy": " ".join("--" + name.replace("_", "-") for name in heavy) or "-"}
+    words = {"flags": " ".join(["--log-interval 1", *("--" + name.replace("_", "-") for name in heavy)])}
     values = {"log_interval": 10, **dict.fromkeys(heavy, False)}
     severity = "warning" if heavy else "hint"
     return Hit(at="log_interval", words=words, severity=severity, mend=Mend(values=values))  # type: ignore[arg-type]

@@ -124,12 +124,13 @@ def multiples(case: Case) -> Iterator[Hit]:
 
 @check("RL104", "kernels", "warning", "micro_batch_size", needs="cost")
 def micro_batch(case: Case) -> Hit | None:
-    """A microbatch that leaves GEMMs small while memory is free."""
+    """A microbatch that leaves GEMMs small while memory is free, and fills the pipeline all the same."""
     setup, now = case.setup, case.config.train.micro_batch_size
     assert setup is not None
     best: tuple[float, int] | None = None
     for times in (2, 4, 8):
-        if setup.num_microbatches % times:
+        left = setup.num_microbatches // times
+        if setup.num_microbatches % times or (case.pp > 1 and left < 4 * case.pp):
             break
         mend = Mend(values={"micro_batch_size": now * times})
         saved = case.saved(mend)
@@ -145,8 +146,8 @@ def micro_batch(case: Case) -> Hit | None:
 
 @check("RL105", "kernels", "warning", "gradient_accumulation_fusion")
 def wgrad_fusion(case: Case) -> Hit | None:
-    """Weight gradients are written, then added."""
-    if case.get("gradient_accumulation_fusion"):
+    """Weight gradients are written, then added; torch's FSDP2 allows nothing else."""
+    if case.get("gradient_accumulation_fusion") or case.config.parallel.use_torch_fsdp2:
         return None
     mend = Mend(values={"gradient_accumulation_fusion": True})
     return Hit(at="gradient_accumulation_fusion", mend=mend)
@@ -157,7 +158,8 @@ def fusions_off(case: Case) -> Iterator[Hit]:
     """A fusion that is on by default was switched off."""
     for name in FUSIONS:
         gelu = name == "bias_gelu_fusion" and case.config.model.activation_func == "swiglu"
-        if case.said(name) and case.get(name) is False and not gelu:
+        softmax = name == "masked_softmax_fusion" and not flash_attention.hits(case)  # no softmax of its own
+        if case.said(name) and case.get(name) is False and not gelu and not softmax:
             flag = "--no-" + name.replace("_", "-")
             value = True if case.dialect == "megatron" else None
             yield Hit(at=name, words={"flag": flag}, mend=Mend(values={name: value}))
