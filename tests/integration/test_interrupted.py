@@ -25,11 +25,10 @@ START = f"train {TINY}".replace("--train-iters 6", "--train-iters 3")
 def start(folder: Path, *words: str, **options: Any) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "redline", *words],
-        stderr=subprocess.PIPE,
         text=True,
         cwd=folder,
         env={**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), "OMP_NUM_THREADS": "1"},
-        **{"stdout": subprocess.PIPE, **options},
+        **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options},
     )
 
 
@@ -50,6 +49,17 @@ def test_a_run_outlives_the_reader_of_its_output(tmp_path: Path) -> None:
     assert process.wait(120) == 0
     assert err.startswith("stdout is lost (Broken pipe)") and len(err.splitlines()) == 1
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["steps"] == 3
+
+
+def test_a_run_outlives_the_reader_of_both_streams(tmp_path: Path) -> None:
+    """`redline train 2>&1 | head -1`: with nobody left to tell, it still finishes and saves."""
+    process = start(tmp_path, *f"{START} --save run --log-interval 1".split(), stderr=subprocess.STDOUT)
+    assert process.stdout is not None
+    assert process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(120) == 0
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["steps"] == 3
+    assert (tmp_path / "run" / "checkpoints" / "latest").exists()
 
 
 def test_a_second_interrupt_ends_at_once(tmp_path: Path) -> None:

@@ -145,6 +145,24 @@ def test_use_checkpoint_args(train: Any, redline: Any, tmp_path: Path) -> None:
     assert Run(tmp_path / "run", "").losses == train("whole").losses
 
 
+def test_resuming_a_finished_run_leaves_it_alone(train: Any) -> None:
+    run = train("run")
+    summary = run.summary
+    again = train("run", "--load run")
+    assert "nothing is left to train" in again.output
+    assert again.summary == summary and len(again.losses) == 6
+
+
+def test_rotary_positions_do_not_tie_a_model_to_its_sequence_length(train: Any) -> None:
+    """Nor does dropout make it another model."""
+    rope = "--position-embedding-type rope"
+    first = train("first", rope)
+    longer = train(
+        "longer", f"{rope} --seq-length 32 --hidden-dropout 0 --pretrained-checkpoint {first.folder}"
+    )
+    assert longer.losses[0] < first.losses[0]
+
+
 def test_checkpoint_of_another_model_is_refused(train: Any, redline: Any) -> None:
     train("run", "--exit-interval 3")
     code, _, err = redline(f"train {TINY} --hidden-size 64 --load run --save other")
