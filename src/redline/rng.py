@@ -35,12 +35,6 @@ def stream_key(seed: int, *names: str | int) -> tuple[int, int]:
     return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
 
 
-def stream_seed(seed: int, *names: str | int) -> int:
-    """A 63-bit seed for a library generator (NumPy, torch) of the stream named by `names`."""
-    low, high = stream_key(seed, *names)
-    return (high << 32 | low) & 0x7FFFFFFFFFFFFFFF
-
-
 def keep_threshold(drop_probability: float) -> int:
     """The 32-bit word from which on an element survives dropout with this probability."""
     return min(round(drop_probability * 2**32), MASK32)
