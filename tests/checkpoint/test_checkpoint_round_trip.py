@@ -166,7 +166,7 @@ def test_no_warning_reaches_the_user(tmp_path: Path, recwarn: pytest.WarningsRec
 def test_the_five_lines_of_the_documentation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """docs/checkpoints.md shows how to read a tensor without Redline; run exactly that."""
     weight = torch.randn(5)
-    save_checkpoint(tmp_path / "runs/demo/checkpoints", 12, {"final_norm.weight": weight}, {})
+    save_checkpoint(tmp_path / "runs/demo/checkpoints", 12, {"param/final_norm.weight": weight}, {})
     monkeypatch.chdir(tmp_path)
     page = (Path(__file__).parents[2] / "docs/checkpoints.md").read_text()
     code = page.split("## Reading one without Redline")[1].split("```python")[1].split("```")[0]

@@ -51,7 +51,7 @@ def measure_gemm_peak(dtype: str, seconds: float = 0.3, device: str = "cpu") -> 
     return 2 * size**3 / best
 
 
-def with_measured_peak(hardware: Hardware, dtype: str, seconds: float = 0.3) -> Hardware:
+def with_measured_peak(hardware: Hardware, dtype: str, seconds: float = 1.0) -> Hardware:
     """The same hardware with a peak for `dtype`: the data sheet's where there is one, else measured now."""
     if hardware.peak(dtype) is not None:
         return hardware

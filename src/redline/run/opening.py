@@ -104,7 +104,7 @@ def open_run(parsed: Parsed, environment: Environment, say: Say) -> OpenRun:
     hardware = detect(device.type)
     plan = make_plan(config, hardware, vocabulary.size)
     if device.type == "cpu":  # no data sheet: the peak is what a matrix product reaches here
-        hardware = with_measured_peak(hardware, plan.precision, seconds=1.0)
+        hardware = with_measured_peak(hardware, plan.precision)
     _say_if_too_large(plan, hardware, say)
     splits = open_run_data(config, plan, vocabulary, environment, demo, say)
     meter = MemoryMeter(device)
