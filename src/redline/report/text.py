@@ -123,7 +123,8 @@ def _mfu(facts: Mapping[str, Any]) -> str:
 def _memory(document: Mapping[str, Any]) -> Table:
     table = new_table("memory")
     table.add_column()
-    table.add_column("", justify="right", no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.show_header = False
     predicted = document.get("predicted_memory") or {}
     for name, num_bytes in predicted.get("parts", {}).items():
         if num_bytes:
