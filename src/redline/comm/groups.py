@@ -1,0 +1,75 @@
+"""The process groups of a run, one for each axis of the rank grid, passed to whoever communicates.
+
+An axis of size 1 has no group: its `handle` is None and nothing is ever sent, so one process needs no
+initialised torch.distributed at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch.distributed as dist
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The ranks along one axis, as one of them sees it.
+
+    Attributes:
+        ranks: global ranks, in order along the axis.
+        index: this rank's place among them.
+        handle: of torch.distributed; None on an axis of size 1.
+    """
+
+    ranks: tuple[int, ...] = (0,)
+    index: int = 0
+    handle: dist.ProcessGroup | None = None
+
+    @property
+    def size(self) -> int:
+        """Ranks along the axis."""
+        return len(self.ranks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Groups:
+    """Every group this rank belongs to.
+
+    Attributes:
+        rank: global rank.
+        world: all ranks.
+        tp: share each layer's matrices (and, with sequence parallelism, the sequence).
+        dp: hold the same parameters and see different samples.
+    """
+
+    rank: int = 0
+    world: Group = Group()
+    tp: Group = Group()
+    dp: Group = Group()
+
+
+def single_process() -> Groups:
+    """The groups of a run on one process."""
+    return Groups()
+
+
+def open_groups(tp: Sequence[Sequence[int]], dp: Sequence[Sequence[int]]) -> Groups:
+    """Make the groups of an initialised torch.distributed; every rank calls it with the same lists.
+
+    Args:
+        tp, dp: the ranks of every group along the axis, as `RankGrid.groups("tp")` gives them.
+    """
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    world = Group(tuple(range(world_size)), rank, dist.group.WORLD if world_size > 1 else None)
+    return Groups(rank=rank, world=world, tp=_own_group(tp, rank), dp=_own_group(dp, rank))
+
+
+def _own_group(axis: Sequence[Sequence[int]], rank: int) -> Group:
+    """Make all groups of an axis (a collective call) and return the one that holds `rank`."""
+    own = Group((rank,))
+    for ranks in axis:
+        handle = dist.new_group(list(ranks)) if len(ranks) > 1 else None
+        if rank in ranks:
+            own = Group(tuple(ranks), tuple(ranks).index(rank), handle)
+    return own
