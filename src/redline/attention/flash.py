@@ -30,6 +30,9 @@ def flash_attention(
     *,
     softmax_scale: float,
     dropout: AttentionDropout | None = None,
+    softcap: float = 0.0,
+    sink_N: Tensor | None = None,
 ) -> Tensor:
     """PyTorch's flash kernel, for a GPU or a CPU. Shapes as in spec.py; no segments, no dropout."""
-    return sdpa(SDPBackend.FLASH_ATTENTION, q_SBND, k_SBGD, v_SBGD, mask, softmax_scale, dropout)
+    assert dropout is None and not softcap and sink_N is None, "select_backend refuses these"
+    return sdpa(SDPBackend.FLASH_ATTENTION, q_SBND, k_SBGD, v_SBGD, mask, softmax_scale)

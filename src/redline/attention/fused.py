@@ -31,6 +31,9 @@ def fused_attention(
     *,
     softmax_scale: float,
     dropout: AttentionDropout | None = None,
+    softcap: float = 0.0,
+    sink_N: Tensor | None = None,
 ) -> Tensor:
     """cuDNN's kernel. Shapes as in spec.py; no segments, no dropout."""
-    return sdpa(SDPBackend.CUDNN_ATTENTION, q_SBND, k_SBGD, v_SBGD, mask, softmax_scale, dropout)
+    assert dropout is None and not softcap and sink_N is None, "select_backend refuses these"
+    return sdpa(SDPBackend.CUDNN_ATTENTION, q_SBND, k_SBGD, v_SBGD, mask, softmax_scale)

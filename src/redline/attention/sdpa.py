@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from redline.attention.spec import AttentionDropout, MaskSpec, Request, check_shapes
+from redline.attention.spec import MaskSpec, Request, check_shapes
 
 PROBE_LENGTH = 128
 
@@ -23,11 +23,10 @@ def sdpa(
     v_SBGD: Tensor,
     mask: MaskSpec,
     softmax_scale: float,
-    dropout: AttentionDropout | None,
 ) -> Tensor:
-    """Run `kernel` on views in its own order [B, N, S, D] and return [S, B, N, D]."""
-    assert mask.segment_ids_BS is None and dropout is None, "select_backend refuses these"
-    check_shapes(q_SBND, k_SBGD, v_SBGD)
+    """Run `kernel` on views in its own order [B, N, S, D] and return [S, B, N, D]; plain or causal only."""
+    assert mask.segment_ids_BS is None and mask.cu_seqlens is None and mask.window is None
+    check_shapes(q_SBND, k_SBGD, v_SBGD, mask)
     with sdpa_kernel(kernel):
         out_BNSD = F.scaled_dot_product_attention(
             q_SBND.permute(1, 2, 0, 3),
@@ -46,6 +45,14 @@ def common_reason(request: Request) -> str | None:
         return "it draws dropout from a generator and cannot take the run's dropout keys"
     if request.segments:
         return "it knows no document boundaries inside a sample"
+    if request.packed:
+        return "PyTorch hands it no packed documents"
+    if request.window is not None:
+        return "PyTorch hands it no sliding window"
+    if request.softcap:
+        return "PyTorch hands it no soft-capping of scores"
+    if request.sinks:
+        return "PyTorch hands it no attention sinks"
     return None
 
 
@@ -64,7 +71,7 @@ def probe(kernel: SDPBackend, request: Request) -> str | None:
     q, k, v = (part.unflatten(-1, (-1, D)) for part in qkv_SBX.split((N * D, G * D, G * D), dim=-1))
     with _all_warnings() as said, torch.enable_grad():
         try:
-            sdpa(kernel, q, k, v, MaskSpec(), D**-0.5, None).sum().backward()
+            sdpa(kernel, q, k, v, MaskSpec(), D**-0.5).sum().backward()
         except RuntimeError as error:
             told = [str(warning.message).split(" (Triggered")[0].rstrip(".") for warning in said]
             reasons = [text for text in told if not text.endswith(("because:", "runtime disabled"))]
