@@ -1,22 +1,52 @@
-"""The record of what ran and what it cost: metrics, TensorBoard, MFU, summary. No torch."""
+"""What ran and what it cost: metrics, TensorBoard, MFU, summary, and the account of profiled steps. No torch.
 
+Reading traces stands apart (`redline.ledger.take`): it needs numpy, which the doctor starts faster without.
+"""
+
+from redline.ledger.account import (
+    LEDGER_FILE,
+    Loss,
+    ModuleRow,
+    OperatorRow,
+    RankAccount,
+    Reference,
+    Spread,
+    StepAccount,
+    read_account,
+    write_account,
+)
+from redline.ledger.causes import CAUSES, Cause
 from redline.ledger.ledger import METRICS_FILE, Ledger, open_ledger
 from redline.ledger.metrics import StepRecord, ValidRecord, read_metrics
 from redline.ledger.mfu import Utilisation, mfu
+from redline.ledger.ranks import join_ranks
 from redline.ledger.statistics import RunStatistics
 from redline.ledger.summary import RunSummary, read_summary, write_summary
 
 __all__ = [
+    "CAUSES",
+    "LEDGER_FILE",
     "METRICS_FILE",
+    "Cause",
     "Ledger",
+    "Loss",
+    "ModuleRow",
+    "OperatorRow",
+    "RankAccount",
+    "Reference",
     "RunStatistics",
     "RunSummary",
+    "Spread",
+    "StepAccount",
     "StepRecord",
     "Utilisation",
     "ValidRecord",
+    "join_ranks",
     "mfu",
     "open_ledger",
+    "read_account",
     "read_metrics",
     "read_summary",
+    "write_account",
     "write_summary",
 ]

@@ -1,0 +1,177 @@
+"""From a trace to its account."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from redline.ledger.account import RankAccount, Reference, StepAccount
+from redline.ledger.causes import make_losses
+from redline.ledger.idle import evidence
+from redline.ledger.marks import PREFIX, read_mark
+from redline.ledger.places import Where, locate
+from redline.ledger.tables import Owned, module_rows, operator_rows, recorded_flops
+from redline.ledger.timeline import NOBODY, Layer, cut, layer, nested
+from redline.ledger.trace import Trace
+from redline.ledger.work import Work, device_work, host_work
+
+LAYERS = ("compute", "copy", "collective")
+NS_PER_MS = 1e6
+
+
+def take_account(trace: Trace, reference: Reference) -> StepAccount:
+    """The account of one rank's trace.
+
+    Args:
+        reference: what is known of the step. Model FLOPs that are not are taken from the shapes of the
+            trace's operators, where it has them.
+    """
+    where = locate(trace)
+    window = _window(trace, where)
+    owned, host = _device_time(trace, where, window) if trace.device else _host_time(where, window)
+    reference = _with_flops(reference, owned, window.count, where)
+    time = Counter(host)
+    for each in owned:
+        time[each.work.cause] += each.time
+    return _account(trace, window, reference, time, owned, where)
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The time that is accounted for: `count` steps, numbered where they are marked."""
+
+    start: int
+    end: int
+    count: int
+    numbers: tuple[int, ...]
+    thread: int
+
+
+def _window(trace: Trace, where: Where) -> Window:
+    """From the first marked step to the last; without marks, everything that the trace holds.
+
+    Other trainers run ahead of the device, so that their host's marks say little of its time: where the
+    profiler carried them over to the device, those count.
+    """
+    steps = where.steps
+    own = any(event.name.startswith(f"{PREFIX}step=") for event in trace.host)
+    if not own:
+        found = [(event, read_mark(event.name)) for event in trace.device_marks]
+        marked = [(event.start, event.end, int(key[1])) for event, key in found if key and key[0] == "step"]
+        steps = sorted(marked) or steps
+    thread = _step_thread(where, steps)
+    if steps:
+        numbers = tuple(number for _, _, number in steps)
+        return Window(steps[0][0], max(end for _, end, _ in steps), len(steps), numbers, thread)
+    spans = [(event.start, event.end) for event in trace.device]
+    spans = spans or [(event.start, event.end) for event in trace.host if event.thread == thread]
+    return Window(spans[0][0], max(end for _, end in spans), 1, (), thread)
+
+
+def _step_thread(where: Where, steps: Sequence[tuple[int, int, int]]) -> int:
+    """The thread that steps: the one that carries the marks, else the busiest."""
+    starts = {start for start, _, _ in steps}
+    busy: Counter[int] = Counter()
+    for event, parent in zip(where.events, where.parents, strict=True):
+        if event.start in starts and (found := read_mark(event.name)) and found[0] == "step":
+            return event.thread
+        if parent < 0 and event.category == "cpu_op":
+            busy[event.thread] += event.end - event.start
+    return busy.most_common(1)[0][0] if busy else 0
+
+
+def _device_time(trace: Trace, where: Where, window: Window) -> tuple[list[Owned], dict[str, int]]:
+    """What each kernel, copy and collective owns, and the idle time by cause."""
+    work = device_work(trace.device, where)
+    layers = [_layer_of(work, name) for name in LAYERS]
+    idle = evidence(trace.device, where)
+    pieces = cut(window.start, window.end, [*layers, *(found for _, found in idle)])
+    owned = [Owned(each, 0) for each in work]
+    for index in range(len(LAYERS)):
+        times = pieces.owned(index, len(work))
+        for at in times.nonzero()[0]:
+            owned[at] = Owned(work[at], int(times[at]))
+    host = {
+        cause: int(pieces.lengths[pieces.layers == len(LAYERS) + at].sum())
+        for at, (cause, _) in enumerate(idle)
+    }
+    host["unknown"] = int(pieces.lengths[pieces.layers == NOBODY].sum())
+    return [each for each in owned if each.time], host
+
+
+def _layer_of(work: Sequence[Work], name: str) -> Layer:
+    mine = [index for index, each in enumerate(work) if each.layer == name]
+    return layer([work[index].start for index in mine], [work[index].end for index in mine], mine)
+
+
+def _host_time(where: Where, window: Window) -> tuple[list[Owned], dict[str, int]]:
+    """On a CPU an instant belongs to the innermost event of the thread that steps."""
+    mine = [index for index, event in enumerate(where.events) if event.thread == window.thread]
+    events = where.events
+    stack = nested([events[index].start for index in mine], [events[index].end for index in mine])
+    pieces = cut(window.start, window.end, [stack])
+    times = pieces.owned(0, len(mine))
+    work = host_work(mine, where)
+    host: Counter[str] = Counter(unknown=int(pieces.lengths[pieces.layers == NOBODY].sum()))
+    owned = []
+    for at in times.nonzero()[0]:
+        if work[at].layer:
+            owned.append(Owned(work[at], int(times[at])))
+        else:
+            host[work[at].cause] += int(times[at])
+    return owned, dict(host)
+
+
+def _with_flops(reference: Reference, owned: Sequence[Owned], count: int, where: Where) -> Reference:
+    if reference.model_flops is not None:
+        return reference
+    total, attention = recorded_flops(owned, where)
+    if not total:
+        return reference
+    return replace(
+        reference, model_flops=total / count, attention_flops=attention / count, flops_source="shapes"
+    )
+
+
+def _account(
+    trace: Trace,
+    window: Window,
+    reference: Reference,
+    time: Mapping[str, int],
+    owned: Sequence[Owned],
+    where: Where,
+) -> StepAccount:
+    wall_ms = (window.end - window.start) / NS_PER_MS / window.count
+    ms = {cause: spent / NS_PER_MS / window.count for cause, spent in time.items()}
+    ideal_ms = _take_ideal(ms, reference)
+    losses = make_losses(ms, wall_ms, ideal_known=ideal_ms is not None)
+    mfu = None if ideal_ms is None else ideal_ms / wall_ms
+    rank = RankAccount(
+        rank=trace.rank, wall_ms=wall_ms, ideal_ms=ideal_ms, mfu=mfu, losses=losses, source=trace.source
+    )
+    step_ms = reference.step_ms
+    return StepAccount(
+        reference=reference,
+        steps=window.numbers,
+        wall_ms=wall_ms,
+        ideal_ms=ideal_ms,
+        mfu=mfu,
+        losses=losses,
+        operators=operator_rows(owned, where, window.count, reference),
+        modules=module_rows(owned, where, window.count),
+        ranks=(rank,),
+        overhead=None if not step_ms else wall_ms / step_ms - 1,
+    )
+
+
+def _take_ideal(ms: dict[str, float], reference: Reference) -> float | None:
+    """The time of the model's FLOPs at peak, taken out of `ms` where it was spent; None if unknown."""
+    if reference.model_flops is None or reference.peak_flops_per_s is None:
+        return None
+    per_flop = 1e3 / reference.peak_flops_per_s
+    ideal = reference.model_flops * per_flop
+    attention = (reference.attention_flops or 0.0) * per_flop if ms.get("attention") else 0.0
+    ms["attention"] = ms.get("attention", 0.0) - attention
+    ms["gemm"] = ms.get("gemm", 0.0) - (ideal - attention)
+    return ideal
