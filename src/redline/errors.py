@@ -24,6 +24,7 @@ class RedlineError(Exception):
     """
 
     exit_code = 1
+    everywhere = False  # every rank of the run raises this one error, so that one of them tells it
 
     def __init__(self, what: str, why: str = "", mend: str = "") -> None:
         super().__init__(what, why, mend)

@@ -8,6 +8,7 @@ import pytest
 
 from redline.config import SECTIONS, Environment, InvalidConfigError, format_help, options, read_environment
 from redline.config.docs import options_page
+from redline.config.slurm import first_host, tasks_here
 
 PAGE = Path(__file__).parents[2] / "docs" / "options.md"
 
@@ -56,7 +57,34 @@ def test_environment_is_read_once_and_checked() -> None:
     assert found.transformer_engine == (("NVTE_FLASH_ATTN", "1"),)
     assert found.no_color and not found.triton_interpret
     assert found.cache_dir == Path("/c/redline")
-    assert [problem.rule for problem in found.problems()] == ["not-available-yet/several-ranks"]
+    assert [problem.rule for problem in found.problems()] == ["environment"]  # nobody says where to meet
+    assert not read_environment({**env, "MASTER_ADDR": "a", "MASTER_PORT": "1"}).problems()
+    assert read_environment({"RANK": "2", "WORLD_SIZE": "1"}).problems()
+
+
+def test_slurm_says_which_rank_a_task_is() -> None:
+    env = {
+        "SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "1", "SLURM_NODEID": "1",
+        "SLURM_STEP_TASKS_PER_NODE": "4(x2)", "SLURM_STEP_NODELIST": "gpu[007-008],x1", "SLURM_JOB_ID": "41",
+    }  # fmt: skip
+    found = read_environment(env)
+    assert (found.rank, found.world_size, found.local_rank, found.local_world_size) == (5, 8, 1, 4)
+    assert (found.master_addr, found.master_port, found.launched) == ("gpu007", 20041, True)
+    assert read_environment({**env, "MASTER_PORT": "7"}).master_port == 7
+    assert read_environment({**env, "RANK": "0"}).world_size == 1, "torchrun inside Slurm goes before"
+    assert not read_environment({**env, "SLURM_STEP_NUM_TASKS": ""}).launched, "a batch script is no task"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [("a", "a"), ("a,b", "a"), ("n[3,5-9]", "n3"), ("n[01-02]-ib,m", "n01-ib"), ("x-1,x-2", "x-1")],
+)
+def test_first_host_of_a_slurm_list(nodes: str, first: str) -> None:
+    assert first_host(nodes) == first
+
+
+def test_tasks_of_a_node() -> None:
+    assert [tasks_here("4(x2),3", node) for node in range(4)] == ["4", "4", "3", "1"]
 
 
 def test_environment_of_one_process_is_no_problem() -> None:

@@ -11,6 +11,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +21,18 @@ import torch
 from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 
 import redline.checkpoint.save
+from redline.cli.train import main as train_main
+from redline.config import Environment
 from redline.data import Microbatch, Source
 from redline.errors import RedlineError
 from redline.hardware import detect_cpu
 from redline.plan import make_plan
-from redline.run import train_opened
+from redline.run import open_run, train_opened
 from redline.run.data import data_prefixes
 from redline.run.vocabulary import open_vocabulary
 
-from .tiny import Values, opened, parsed, take_steps, valid_batches, valid_loss
+from .ranks import on_ranks
+from .tiny import TINY_VALUES, Values, opened, parsed, take_steps, valid_batches, valid_loss, words_of
 
 # Of metrics.jsonl: the clock, and what hangs on it or on the machine.
 VARYING = ("tokens_per_s", "step_time_s", "mfu", "flops_per_s", "memory", "memory_now", "time_s")
@@ -118,6 +122,27 @@ def process(values: Values, cache: Path) -> str:
     if False in facts["automatic garbage collection"]:  # else the number hangs on chance
         note("collections", len(collections))
     return repr(sorted((name, sorted(found)) for name, found in facts.items()))
+
+
+def ranks(values: Values, cache: Path) -> str:
+    """What two ranks decide, find in every step, and hold at the end."""
+
+    def work(environment: Environment) -> str:
+        run = open_run(parsed(values), replace(environment, cache_dir=cache), lambda _: None)
+        steps = [(each.loss, each.lr, each.result) for each in take_steps(run)]
+        return repr((run.choices, steps, digest(run.state.tensors())))
+
+    return repr(on_ranks(2, work))
+
+
+def launched(values: Values, cache: Path) -> str:
+    """What `redline train` hands to torch elastic; nothing where it trains itself."""
+    calls: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("redline.comm.elastic.launch", lambda words, **options: calls.append(options))
+        patch.setattr("redline.run.run", lambda parsed: None)
+        train_main(words_of({**TINY_VALUES, **values}))
+    return repr(calls)
 
 
 def refused_or(observe: Any, values: Values, cache: Path) -> str:

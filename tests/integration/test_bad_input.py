@@ -111,7 +111,7 @@ def test_config_file(refused: Refused, tmp_path: Path, text: str, says: list[str
 @pytest.mark.parametrize(
     ("name", "value", "says"),
     [
-        ("WORLD_SIZE", "2", "WORLD_SIZE=2 is not available yet"),
+        ("WORLD_SIZE", "2", "WORLD_SIZE=2 is set, but MASTER_ADDR is not"),
         ("WORLD_SIZE", "two", "the environment variable WORLD_SIZE is 'two'"),
         ("OMP_NUM_THREADS", "0", "the environment variable OMP_NUM_THREADS is '0'"),
     ],

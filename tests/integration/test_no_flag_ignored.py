@@ -187,6 +187,12 @@ LOGGING = {
     "log_num_zeros_in_grad": see(observe.outcome),
     "log_progress": see(observe.outcome),
 }
+RANKS = {
+    "distributed_backend": see(observe.choices, value="nccl", refused=2),
+    "distributed_timeout_minutes": see(observe.ranks),
+    "nproc_per_node": see(observe.launched),
+    "max_restarts": see(observe.launched),
+}
 # The tiny run is on a CPU, where each is refused; tests/kernels holds them to their plain twins.
 FUSIONS = {
     **{
@@ -226,7 +232,18 @@ OTHERS = {
     "device": see(observe.choices, device="auto"),
     "threads": see(observe.process, threads=None, train_iters=1, eval_iters=0),
 }
-PROBES = {**MODEL, **DATA, **TOKENIZER, **TRAIN, **OPTIM, **CHECKPOINT, **LOGGING, **FUSIONS, **OTHERS}
+PROBES = {
+    **MODEL,
+    **DATA,
+    **TOKENIZER,
+    **TRAIN,
+    **OPTIM,
+    **CHECKPOINT,
+    **LOGGING,
+    **RANKS,
+    **FUSIONS,
+    **OTHERS,
+}
 # All but the default are refused, each value by its own rule.
 SINGLE_CHOICE = {name for name, option in ACTIVE.items() if len(option.obeyed_choices) == 1}
 
@@ -312,6 +329,7 @@ def test_only_choice(name: str) -> None:
         observe.numbers,
         observe.outcome,
         observe.process,
+        observe.ranks,
     ],
 )
 def test_the_same_options_look_the_same(observer: Any, look: Any) -> None:

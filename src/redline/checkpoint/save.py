@@ -126,6 +126,7 @@ def save_checkpoint(
     keep: int | None = None,
     keep_every: int | None = None,
     writer: AsyncWriter | None = None,
+    group: dist.ProcessGroup | None = None,
 ) -> SaveReport:
     """Save `tensors` and `values` as `root/iter_<iteration>` and make it the latest checkpoint.
 
@@ -138,7 +139,8 @@ def save_checkpoint(
         values: everything else, as JSON; of the first rank where there are several.
         keep: how many of the newest checkpoints stay, this one included (None: all).
         keep_every: checkpoints whose iteration is a multiple of this stay in any case.
-        writer: saves in the background, and on its group's ranks; None saves at once, on a single process.
+        writer: saves in the background, on its group's ranks; None saves at once.
+        group: without a writer, the ranks that save together; None for a single process.
 
     Raises: CheckpointError when this save, or the previous one of `writer`, cannot be written (full disk, no
         permission), or when `values` are no JSON. Older checkpoints are then as they were.
@@ -151,7 +153,7 @@ def save_checkpoint(
         writer.start(storage, tensors)
     else:
         with one_process_is_fine():
-            _save(storage, tensors, None)
+            _save(storage, tensors, group)
     return SaveReport(root / folder_name(iteration), waited_s, time.perf_counter() - started)
 
 

@@ -95,7 +95,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
             return code
     except RedlineError as error:
-        print(error, file=sys.stderr)
+        if not error.everywhere or _leads():
+            print(error, file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt as stopped:
         print("terminated" if isinstance(stopped, Terminated) else "interrupted", file=sys.stderr)
@@ -108,6 +109,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not error.filename:
             discard(sys.stdout)
         return RedlineError.exit_code
+
+
+def _leads() -> bool:
+    """Whether this process is the first rank of its run."""
+    from redline.config import read_environment
+
+    try:
+        return read_environment().rank == 0
+    except RedlineError:
+        return True
 
 
 def _open_closed_streams() -> None:

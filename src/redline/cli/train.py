@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from redline.config import format_help, parse_args, to_toml
+from redline.config import format_help, parse_args, read_environment, to_toml
+from redline.errors import RedlineError
 
 
 def main(argv: Sequence[str]) -> int:
@@ -14,14 +15,27 @@ def main(argv: Sequence[str]) -> int:
         print(format_help(short="--help-all" not in words))
         return 0
     prints = "--print-config" in words
-    parsed = parse_args([word for word in words if word != "--print-config"])
+    try:
+        parsed = parse_args([word for word in words if word != "--print-config"])
+    except RedlineError as error:
+        error.everywhere = True  # all ranks were given the same words
+        raise
     if prints:
         print(to_toml(parsed.config), end="")
+        return 0
+
+    runtime, environment = parsed.config.runtime, read_environment()
+    if runtime.nproc_per_node is not None and not environment.launched:
+        from redline.comm.elastic import launch
+
+        launch(["train", *words], nproc_per_node=runtime.nproc_per_node, max_restarts=runtime.max_restarts)
         return 0
 
     from redline.cli.console import ReportConsole
     from redline.report import print_summary
     from redline.run import run
 
-    print_summary(run(parsed), ReportConsole())
+    summary = run(parsed)
+    if summary is not None:
+        print_summary(summary, ReportConsole())
     return 0

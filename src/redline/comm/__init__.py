@@ -1,5 +1,21 @@
 """Process groups and collectives: PyTorch's c10d, laid out by the plan's rank grid."""
 
+from redline.comm.agree import first_then_all, from_first, gathered, largest, together
 from redline.comm.groups import Group, Groups, open_groups, single_process
+from redline.comm.start import Meeting, World, close_world, open_world
 
-__all__ = ["Group", "Groups", "open_groups", "single_process"]
+__all__ = [
+    "Group",
+    "Groups",
+    "Meeting",
+    "World",
+    "close_world",
+    "first_then_all",
+    "from_first",
+    "gathered",
+    "largest",
+    "open_groups",
+    "open_world",
+    "single_process",
+    "together",
+]

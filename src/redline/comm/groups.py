@@ -39,12 +39,16 @@ class Groups:
     Attributes:
         rank: global rank.
         world: all ranks.
+        control: all ranks on gloo, whatever the device: small objects and decisions.
+        saving: the same, for the thread that writes checkpoints.
         tp: share each layer's matrices (and, with sequence parallelism, the sequence).
         dp: hold the same parameters and see different samples.
     """
 
     rank: int = 0
     world: Group = Group()
+    control: Group = Group()
+    saving: Group = Group()
     tp: Group = Group()
     dp: Group = Group()
 
@@ -54,15 +58,25 @@ def single_process() -> Groups:
     return Groups()
 
 
-def open_groups(tp: Sequence[Sequence[int]], dp: Sequence[Sequence[int]]) -> Groups:
+def open_groups(
+    tp: Sequence[Sequence[int]], dp: Sequence[Sequence[int]], control: Group | None = None
+) -> Groups:
     """Make the groups of an initialised torch.distributed; every rank calls it with the same lists.
 
     Args:
         tp, dp: the ranks of every group along the axis, as `RankGrid.groups("tp")` gives them.
+        control: the gloo group of all ranks, if it is open already.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    world = Group(tuple(range(world_size)), rank, dist.group.WORLD if world_size > 1 else None)
-    return Groups(rank=rank, world=world, tp=_own_group(tp, rank), dp=_own_group(dp, rank))
+    several, all_ranks = world_size > 1, tuple(range(world_size))
+    return Groups(
+        rank=rank,
+        world=Group(all_ranks, rank, dist.group.WORLD if several else None),
+        control=control or Group(all_ranks, rank, dist.new_group(backend="gloo") if several else None),
+        saving=Group(all_ranks, rank, dist.new_group(backend="gloo") if several else None),
+        tp=_own_group(tp, rank),
+        dp=_own_group(dp, rank),
+    )
 
 
 def _own_group(axis: Sequence[Sequence[int]], rank: int) -> Group:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from redline.config.flags import SET, Section, flag
-from redline.config.waits import CHECKPOINT_FORMATS, LOCAL_CHECKPOINTS, SEVERAL_RANKS
+from redline.config.waits import CHECKPOINT_FORMATS, LOCAL_CHECKPOINTS
 
 LOADING = {"load": SET}
 NO_GENERATOR = "random numbers are functions of the seed and the step; no generator state is stored or read."
@@ -70,8 +70,15 @@ class CheckpointConfig(Section):
     non_persistent_ckpt_type: Literal["global", "local"] | None = flag(
         None, waits_for=LOCAL_CHECKPOINTS, help="Where those go: with the others, or on each node."
     )
-    ckpt_fully_parallel_save: bool = flag(True, waits_for=SEVERAL_RANKS, help="All ranks write a part.")
-    ckpt_fully_parallel_load: bool = flag(False, waits_for=SEVERAL_RANKS, help="All ranks read a part.")
+    ckpt_fully_parallel_save: bool | None = flag(
+        None, megatron=True, built_in="every rank writes a part.", help="All ranks write a part."
+    )
+    ckpt_fully_parallel_load: bool | None = flag(
+        None,
+        megatron=False,
+        built_in="every rank reads just what it holds.",
+        help="All ranks read a part.",
+    )
     dist_ckpt_strictness: Literal[
         "raise_all",
         "assume_ok_unexpected",

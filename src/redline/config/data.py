@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from redline.config.flags import Section, flag
-from redline.config.waits import DATA_FILES, EXTERNAL_LOADER, PACKING, SEVERAL_RANKS
+from redline.config.waits import DATA_FILES, DATA_SHARDING, EXTERNAL_LOADER, PACKING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +48,12 @@ class DataConfig(Section):
         refused={"external": EXTERNAL_LOADER},
         help="single: the shuffled epochs in order; cyclic: a new permutation each epoch.",
     )
-    data_sharding: bool = flag(
-        True, waits_for=SEVERAL_RANKS, help="Shard each epoch of cyclic over the ranks."
+    data_sharding: bool | None = flag(
+        None,
+        megatron=True,
+        waits_for=DATA_SHARDING,
+        already=(False,),
+        help="Shard each epoch of cyclic over the ranks.",
     )
     reset_position_ids: bool = flag(False, help="Restart positions after each end-of-document token.")
     reset_attention_mask: bool = flag(False, help="Keep attention inside a document.")

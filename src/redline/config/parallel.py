@@ -10,7 +10,6 @@ from redline.config.waits import (
     EXPERT_PARALLEL,
     FSDP,
     PIPELINE_PARALLEL,
-    SEVERAL_RANKS,
     TENSOR_PARALLEL,
 )
 
@@ -97,7 +96,7 @@ class ParallelConfig(Section):
         needs={"num_experts": SET},
         help="tp inside an expert; unset: tp.",
     )
-    use_tp_pp_dp_mapping: bool = flag(False, waits_for=SEVERAL_RANKS, help="Rank order tp-cp-ep-pp-dp.")
+    use_tp_pp_dp_mapping: bool = flag(False, waits_for=PIPELINE_PARALLEL, help="Rank order tp-cp-ep-pp-dp.")
     use_distributed_optimizer: bool = flag(
         False,
         account="memory",
@@ -112,10 +111,10 @@ class ParallelConfig(Section):
         help="Shard inside this many groups of dp ranks.",
     )
     distributed_backend: Literal["nccl", "gloo"] | None = flag(
-        None, megatron="nccl", waits_for=SEVERAL_RANKS, help="Collectives; unset: nccl on GPUs, gloo on CPUs."
+        None, megatron="nccl", help="Collectives; unset: nccl on GPUs, gloo on CPUs."
     )
     distributed_timeout_minutes: float = flag(
-        10.0, more_than=0, waits_for=SEVERAL_RANKS, metavar="MINUTES", help="Longest wait for a collective."
+        10.0, more_than=0, metavar="MINUTES", help="Longest wait for a collective."
     )
     use_torch_fsdp2: bool = flag(
         False, account="memory", waits_for=FSDP, help="PyTorch's fully sharded data parallel."

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from redline.config.flags import Section, flag
+from redline.config.flags import SET, Section, flag
 from redline.config.problems import Problem, raise_problems
-from redline.config.waits import LOGGING, SEVERAL_RANKS
+from redline.config.slurm import ranks_from_slurm
+from redline.config.waits import LOGGING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +25,20 @@ class RuntimeConfig(Section):
     threads: int | None = flag(
         None, at_least=1, own=True, help="CPU threads of an operator; unset: OMP_NUM_THREADS, else all cores."
     )
+    nproc_per_node: int | None = flag(
+        None,
+        at_least=1,
+        own=True,
+        short=True,
+        help="Start this many processes here (torch elastic); unset: one, or what torchrun or Slurm started.",
+    )
+    max_restarts: int = flag(
+        0,
+        at_least=0,
+        own=True,
+        needs={"nproc_per_node": SET},
+        help="Start again, from the newest checkpoint, after this many failures.",
+    )
     flight_recorder_dump_path: str | None = flag(
         None, metavar="FILE", waits_for=LOGGING, help="Where a hung collective leaves its record."
     )
@@ -33,6 +48,8 @@ class RuntimeConfig(Section):
 class Environment:
     """The environment variables that concern a run, read once.
 
+    `launched` says whether torchrun, Slurm or `--nproc-per-node` started this process as one of several, or
+    alone; `attempt` counts the restarts of torch elastic, whose agent holds the store if `agent_store`.
     `nccl` holds every NCCL_* and TORCH_NCCL_* variable, `transformer_engine` every NVTE_* one, by name.
     """
 
@@ -42,6 +59,9 @@ class Environment:
     local_world_size: int = 1
     master_addr: str | None = None
     master_port: int | None = None
+    launched: bool = False
+    attempt: int = 0
+    agent_store: bool = False
     omp_num_threads: int | None = None
     cuda_device_max_connections: int | None = None
     cuda_visible_devices: str | None = None
@@ -54,11 +74,18 @@ class Environment:
     transformer_engine: tuple[tuple[str, str], ...] = ()
 
     def problems(self) -> list[Problem]:
-        """What this environment asks for that training cannot obey: more than one process."""
-        if self.world_size == 1:
-            return []
-        what = f"WORLD_SIZE={self.world_size} is not available yet."
-        return [Problem(SEVERAL_RANKS.rule, what, SEVERAL_RANKS.why, "start one process, without torchrun.")]
+        """What of this environment does not make up a place among the processes of a run."""
+        found = []
+        if self.rank >= self.world_size:
+            what = f"RANK={self.rank} is not below WORLD_SIZE={self.world_size}."
+            found.append(Problem("environment", what, "ranks count from 0.", "start with torchrun."))
+        if self.world_size > 1 and (self.master_addr is None or self.master_port is None):
+            missing = "MASTER_ADDR" if self.master_addr is None else "MASTER_PORT"
+            what = f"WORLD_SIZE={self.world_size} is set, but {missing} is not."
+            why = "the processes of a run meet at that address."
+            mend = f"start with --nproc-per-node {self.world_size}, torchrun or srun, or unset WORLD_SIZE."
+            found.append(Problem("environment", what, why, mend))
+        return found
 
 
 def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
@@ -66,7 +93,8 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
 
     Raises: InvalidConfigError when a variable that must be a whole number is not.
     """
-    env = os.environ if environ is None else environ
+    env = dict(os.environ if environ is None else environ)
+    env |= ranks_from_slurm(env)
     problems: list[Problem] = []
 
     def number(name: str, least: int) -> int | None:
@@ -92,6 +120,9 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         local_world_size=number("LOCAL_WORLD_SIZE", 1) or 1,
         master_addr=env.get("MASTER_ADDR"),
         master_port=number("MASTER_PORT", 0),
+        launched="RANK" in env,
+        attempt=number("TORCHELASTIC_RESTART_COUNT", 0) or 0,
+        agent_store=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         omp_num_threads=number("OMP_NUM_THREADS", 1),
         cuda_device_max_connections=number("CUDA_DEVICE_MAX_CONNECTIONS", 1),
         cuda_visible_devices=env.get("CUDA_VISIBLE_DEVICES"),

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from redline.config.flags import SET, Section, flag
-from redline.config.waits import BATCH_SIZES, CHECKS, SEVERAL_RANKS
+from redline.config.waits import BATCH_SIZES, CHECKS, REPLICAS
 
 TOKEN_UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
@@ -65,7 +65,7 @@ class TrainConfig(Section):
         help="Seed of initial weights, dropout and data order.",
     )
     data_parallel_random_init: bool = flag(
-        False, waits_for=SEVERAL_RANKS, help="Different initial weights on every data-parallel rank."
+        False, waits_for=REPLICAS, help="Different initial weights on every data-parallel rank."
     )
     use_cpu_initialization: bool | None = flag(
         None,

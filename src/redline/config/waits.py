@@ -31,9 +31,6 @@ class Waits:
         return f"not-in-redline/{self.topic}" if self.never else f"not-available-yet/{self.topic}"
 
 
-SEVERAL_RANKS = Waits(
-    "several-ranks", "it waits for training on more than one process.", "run one process and leave it out."
-)
 TENSOR_PARALLEL = Waits(
     "tensor-parallel",
     "it waits for tensor and sequence parallelism.",
@@ -123,6 +120,18 @@ DATA_FILES = Waits(
     "data-files", "it waits for reading paths from a file.", "list the paths after --data-path."
 )
 
+DATA_SHARDING = Waits(
+    "data-sharding",
+    "which sample comes next is a function of the samples consumed, whatever the number of ranks.",
+    "leave it out, or say --no-data-sharding.",
+    never=True,
+)
+REPLICAS = Waits(
+    "unlike-replicas",
+    "data-parallel ranks hold the same parameters, and gradients of different ones do not add up.",
+    "use another --seed to begin from other weights.",
+    never=True,
+)
 FSDP = Waits(
     "fsdp",
     "Redline shards optimizer states (ZeRO-1), never parameters.",

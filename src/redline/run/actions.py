@@ -22,14 +22,22 @@ PROGRESS_FILE = "progress.txt"
 
 
 class RunActions:
-    """The periodic actions of one run.
+    """The periodic actions of one run, the same on every rank; the first one alone records and shows.
+
+    Args:
+        ledger: None on all ranks but the first.
 
     Attributes:
         saved: the folder of the newest checkpoint, None before the first.
     """
 
     def __init__(
-        self, run: OpenRun, folder: RunFolder, ledger: Ledger, display: Display, writer: AsyncWriter | None
+        self,
+        run: OpenRun,
+        folder: RunFolder,
+        ledger: Ledger | None,
+        display: Display,
+        writer: AsyncWriter | None,
     ) -> None:
         self.run, self.folder, self.ledger, self.display = run, folder, ledger, display
         self.saved: Path | None = None
@@ -53,6 +61,8 @@ class RunActions:
     def record(self, outcome: StepOutcome) -> None:
         """Append the step to the ledger and show it."""
         record = self._record(outcome)
+        if self.ledger is None:
+            return
         self.ledger.record(record)
         self.display.step(record)
         result = outcome.result
@@ -63,7 +73,7 @@ class RunActions:
     def _record(self, outcome: StepOutcome) -> StepRecord:
         run, state, result = self.run, self.run.state, outcome.result
         tokens_per_s = outcome.num_tokens / outcome.time_s
-        reached = mfu(self._flops, tokens_per_s, run.hardware, run.plan.precision)
+        reached = mfu(self._flops, tokens_per_s / run.groups.world.size, run.hardware, run.plan.precision)
         extra: dict[str, float | int | str | None] = {}
         if run.config.logging.log_params_norm:
             extra["params_norm"] = state.optimizer.params_norm()
@@ -100,8 +110,10 @@ class RunActions:
             run.plan.evaluation.samples,
             run.config.train.micro_batch_size,
             num_workers=run.config.data.num_workers,
+            dp=run.groups.dp.size,
+            dp_rank=run.groups.dp.index,
         )
-        found = evaluate(run.state.model, batches, run.device)
+        found = evaluate(run.state.model, batches, run.device, run.groups.dp)
         record = ValidRecord(
             step=run.state.iteration,
             loss=found.loss,
@@ -109,8 +121,9 @@ class RunActions:
             time_s=time.perf_counter() - started,
             split=split,
         )
-        self.ledger.record_valid(record)
-        self.display.valid(record)
+        if self.ledger is not None:
+            self.ledger.record_valid(record)
+            self.display.valid(record)
         return record
 
     def save(self) -> None:
@@ -123,8 +136,11 @@ class RunActions:
             checkpoint_values(run.config, run.plan.shape, run.schedules, state),
             keep=options.keep_checkpoints,
             writer=self._writer,
+            group=run.groups.control.handle,
         )
         self.saved = report.folder
+        if self.ledger is None:
+            return
         if report.waited_s > 1:
             self.display.message(
                 f"step {state.iteration}: waited {format_duration(report.waited_s)} for the last checkpoint."

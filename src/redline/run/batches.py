@@ -9,17 +9,19 @@ from redline.plan import BatchSchedule
 
 
 def step_batches(
-    source: Source, schedule: BatchSchedule, consumed_samples: int, *, num_workers: int
+    source: Source, schedule: BatchSchedule, consumed_samples: int, *, num_workers: int, dp_rank: int = 0
 ) -> Generator[list[Microbatch], None, None]:
-    """The microbatches of each step from `consumed_samples` on, made ahead of time.
+    """The microbatches of each step from `consumed_samples` on that are this rank's, made ahead of time.
 
-    A generator: closing it stops the threads.
+    Microbatch number i of all ranks together is one run of samples, in the order of the ranks (Megatron's
+    order). A generator: closing it stops the threads.
     """
+    size = schedule.micro_batch_size
 
     def places() -> Iterator[tuple[int, int]]:
         for start, num_microbatches in _steps(schedule, consumed_samples):
             for index in range(num_microbatches):
-                yield start + index * schedule.micro_batch_size, schedule.micro_batch_size
+                yield start + (index * schedule.dp + dp_rank) * size, size
 
     # A whole step is taken at once, so a step and what the threads are at must fit.
     depth = schedule.num_microbatches(consumed_samples) + 2 * num_workers
@@ -36,12 +38,18 @@ def _steps(schedule: BatchSchedule, consumed_samples: int) -> Iterator[tuple[int
 
 
 def eval_batches(
-    source: Source, num_samples: int, micro_batch_size: int, *, num_workers: int
+    source: Source,
+    num_samples: int,
+    micro_batch_size: int,
+    *,
+    num_workers: int,
+    dp: int = 1,
+    dp_rank: int = 0,
 ) -> Generator[Microbatch, None, None]:
-    """The first `num_samples` samples of a split: every evaluation of a run sees the same ones."""
+    """This rank's part of the first `num_samples` samples of a split: every evaluation sees the same ones."""
+    first, stride = dp_rank * micro_batch_size, dp * micro_batch_size
     places = (
-        (start, min(micro_batch_size, num_samples - start))
-        for start in range(0, num_samples, micro_batch_size)
+        (start, min(micro_batch_size, num_samples - start)) for start in range(first, num_samples, stride)
     )
     with prefetch(source, places, num_workers=num_workers) as microbatches:
         yield from microbatches

@@ -36,6 +36,7 @@ class Display:
         log_interval: steps between lines where there is no terminal.
         throughput: show TFLOP/s too.
         live: draw a bar; None: where stdout is a terminal.
+        shown: False on the ranks that are silent.
     """
 
     def __init__(
@@ -46,12 +47,13 @@ class Display:
         log_interval: int,
         throughput: bool = False,
         live: bool | None = None,
+        shown: bool = True,
     ) -> None:
         self._total_steps, self._log_interval = total_steps, log_interval
-        self._throughput = throughput
+        self._throughput, self._shown = throughput, shown
         self._waiting: list[StepRecord] = []
         self._stack = ExitStack()
-        live = sys.stdout.isatty() if live is None else live
+        live = shown and (sys.stdout.isatty() if live is None else live)
         self._bar = TrainProgress(total_steps, start_step, throughput=throughput) if live else None
 
     def step(self, record: StepRecord) -> None:
@@ -72,7 +74,7 @@ class Display:
         """Print a line, above the bar where there is one."""
         if self._bar is not None:
             self._bar.message(text)
-        else:
+        elif self._shown:
             say(text)
 
     def __enter__(self) -> Display:

@@ -9,6 +9,7 @@ import torch
 
 from redline.build import assemble, open_device
 from redline.choice import Choice
+from redline.comm import Groups, World, first_then_all, open_groups, together
 from redline.config import Environment, Parsed, RunConfig, check, notices, raise_problems
 from redline.data import DataSplits, Microbatch, StdlibCorpus
 from redline.hardware import Hardware, detect, with_measured_peak
@@ -16,6 +17,7 @@ from redline.plan import Plan, ScheduleSpec, make_plan
 from redline.run.batches import step_batches
 from redline.run.data import data_prefixes, demo_corpus, open_run_data, wants_demo_corpus
 from redline.run.memory import MemoryMeter
+from redline.run.ranks import join_ranks
 from redline.run.resume import (
     Start,
     changed_options,
@@ -39,6 +41,7 @@ class OpenRun:
 
     Attributes:
         config: with the checkpoint's model shape, if that was asked for.
+        groups: the ranks it runs on.
         schedules: the plan's, or the resumed checkpoint's.
         corpus: the demo corpus, None with other data.
         start: the checkpoint it began with.
@@ -46,6 +49,7 @@ class OpenRun:
     """
 
     config: RunConfig
+    groups: Groups
     device: torch.device
     hardware: Hardware
     plan: Plan
@@ -71,6 +75,7 @@ class OpenRun:
             seed=train.seed,
             device=self.device,
             empty_cache_level=train.empty_unused_memory_level,
+            dp=self.groups.dp,
         )
 
     def batches(self) -> Generator[list[Microbatch], None, None]:
@@ -80,6 +85,7 @@ class OpenRun:
             self.plan.batch,
             self.state.consumed_samples,
             num_workers=self.config.data.num_workers,
+            dp_rank=self.groups.dp.index,
         )
 
 
@@ -87,11 +93,12 @@ def open_run(parsed: Parsed, environment: Environment, say: Say) -> OpenRun:
     """Open device, data, model and checkpoint.
 
     Args:
-        say: called with one sentence for each thing the user should know.
+        say: called, on the first rank, with one sentence for each thing the user should know.
 
     Raises: RedlineError for whatever cannot be obeyed; no file has been changed then.
     """
     raise_problems(environment.problems())
+    say = say if environment.rank == 0 else _silent
     config, start = _config_and_start(parsed, say)
     device, device_choices = open_device(
         config.runtime,
@@ -99,28 +106,36 @@ def open_run(parsed: Parsed, environment: Environment, say: Say) -> OpenRun:
         deterministic=config.train.deterministic_mode,
         empty_cache_level=config.train.empty_unused_memory_level,
     )
-    demo = demo_corpus(environment, say) if wants_demo_corpus(config) else None
-    vocabulary = open_vocabulary(config, data_prefixes(config, demo))
+    world, backend = join_ranks(config, environment, device)
+    leads = environment.local_rank == 0  # of its machine: makes what the others then find on disk
+    demo = None
+    if wants_demo_corpus(config):
+        demo = first_then_all(world.control, leads, lambda: demo_corpus(environment, say))
+    vocabulary = together(world.control, lambda: open_vocabulary(config, data_prefixes(config, demo)))
     hardware = detect(device.type)
-    plan = make_plan(config, hardware, vocabulary.size)
-    if device.type == "cpu":  # no data sheet: the peak is what a matrix product reaches here
+    plan = make_plan(config, hardware, vocabulary.size, environment.world_size)
+    groups = _open_groups(world, plan)
+    if device.type == "cpu" and groups.rank == 0:  # no data sheet: the peak is what a matrix product reaches
         hardware = with_measured_peak(hardware, plan.precision)
     _say_if_too_large(plan, hardware, say)
-    splits = open_run_data(config, plan, vocabulary, environment, demo, say)
+    splits = first_then_all(
+        world.control, leads, lambda: open_run_data(config, plan, vocabulary, environment, demo, say)
+    )
     meter = MemoryMeter(device)
     assembly = assemble(config, plan, device, interpret=environment.triton_interpret)
     plan = assembly.plan
     state = TrainState(assembly.model, assembly.optimizer)
     schedules = plan.schedule
     if start is not None:
-        restore(state, start, load_optim=config.checkpoint.load_optim)
+        restore(state, start, load_optim=config.checkpoint.load_optim, group=groups.control.handle)
         schedules, lines = resumed_schedules(config, plan.schedule, start)
         _say_start(config, start, state, lines, say)
     meter.forget_peak()
-    choices = (*device_choices, *plan.choices, *assembly.choices)
+    choices = (*device_choices, *backend, *plan.choices, *assembly.choices)
     _introduce(plan, choices, splits, say)
     return OpenRun(
         config=config,
+        groups=groups,
         device=device,
         hardware=hardware,
         plan=plan,
@@ -132,6 +147,14 @@ def open_run(parsed: Parsed, environment: Environment, say: Say) -> OpenRun:
         start=start,
         choices=(*choices, *splits.choices),
     )
+
+
+def _open_groups(world: World, plan: Plan) -> Groups:
+    """The groups of the plan's grid."""
+    if world.control.handle is None:
+        return Groups()
+    grid = plan.grid
+    return open_groups(grid.groups("tp"), grid.groups("dp"), world.control)
 
 
 def _introduce(plan: Plan, choices: Sequence[Choice], splits: DataSplits, say: Say) -> None:
@@ -171,6 +194,10 @@ def _config_and_start(parsed: Parsed, say: Say) -> tuple[RunConfig, Start | None
         config = with_checkpoint_shape(config, parsed.explicit, start)
         check(config, explicit=parsed.explicit)
     return config, start
+
+
+def _silent(text: str) -> None:
+    """What a rank but the first says."""
 
 
 def _say_start(config: RunConfig, start: Start, state: TrainState, lines: list[str], say: Say) -> None:

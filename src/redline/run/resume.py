@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
+
 from redline.checkpoint import compare_values, find_iteration, find_latest, load_checkpoint, read_values
 from redline.config import CheckpointConfig, RunConfig, from_dict, to_dict, value_of, with_values
 from redline.config.model import SHAPE_FIELDS
@@ -100,15 +102,20 @@ def with_checkpoint_shape(config: RunConfig, explicit: frozenset[str], start: St
     return with_values(config, {name: value_of(saved, name) for name in SHAPE_FIELDS if name not in explicit})
 
 
-def restore(state: TrainState, start: Start, *, load_optim: bool = True) -> None:
+def restore(
+    state: TrainState, start: Start, *, load_optim: bool = True, group: dist.ProcessGroup | None = None
+) -> None:
     """Fill `state` from the checkpoint: everything, or the weights alone.
+
+    Args:
+        group: the ranks that load together, on the CPU; None for a single process.
 
     Raises: CheckpointError when it is another model's; nothing has been loaded then.
     """
     _require_same_model(start, state.shape)
     moments = load_optim and not start.weights_only
     leave = () if moments else MOMENTS
-    load_checkpoint(start.folder, state.tensors(moments=moments), leave=leave)
+    load_checkpoint(start.folder, state.tensors(moments=moments), leave=leave, group=group)
     state.optimizer.buffers.sync_params()
     if not start.weights_only:
         kept = state.optimizer.state_values()

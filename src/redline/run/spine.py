@@ -6,15 +6,17 @@ import gc
 import os
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from redline.checkpoint import AsyncWriter
+from redline.comm import close_world, from_first, largest, together
 from redline.config import Parsed, RunConfig, read_environment, to_toml
 from redline.errors import TrainingError
 from redline.files import os_errors_as, write_text_atomic
-from redline.ledger import open_ledger, read_summary, write_summary
+from redline.ledger import Ledger, open_ledger, read_summary, write_summary
 from redline.run.actions import RunActions
 from redline.run.display import Display, say
 from redline.run.folder import RunFolder, check_folder, goes_on, name_run, open_folder
@@ -24,65 +26,112 @@ from redline.run.summary import summarize, tensorboard_folder
 from redline.step import SignalWatch, StopConditions, train
 
 STDERR = 2
+ECHO_S = 1.0  # a launcher that is interrupted passes the signal on to processes that had it already
 
 
-def run(parsed: Parsed) -> dict[str, Any]:
-    """Train as the options say; returns the summary (the content of summary.json).
+def run(parsed: Parsed) -> dict[str, Any] | None:
+    """Train as the options say; returns the summary (the content of summary.json), None on all but one rank.
 
     Raises: RedlineError for whatever cannot be obeyed or stops the run.
     """
     started = time.perf_counter()
-    options = parsed.config.checkpoint
-    if options.save is not None:  # before anything is loaded, which may take minutes
+    options, environment = parsed.config.checkpoint, read_environment()
+    if (
+        options.save is not None and environment.rank == 0
+    ):  # before anything is loaded, which may take minutes
         check_folder(Path(options.save), goes_on=goes_on(options))
-    with out_of_memory_explained():
-        return train_opened(open_run(parsed, read_environment(), say), started)
+    try:
+        with out_of_memory_explained():
+            return train_opened(open_run(parsed, environment, say), started)
+    finally:
+        close_world()
 
 
-def train_opened(run: OpenRun, started: float) -> dict[str, Any]:
+def train_opened(run: OpenRun, started: float) -> dict[str, Any] | None:
     """Step to the end, with everything written to the run folder."""
-    with open_folder(_root(run.config), goes_on=goes_on(run.config.checkpoint)) as folder:
-        say(f"run folder: {folder.root}")
+    with _entered(run) as folder:
+        leads = run.groups.rank == 0
         total = run.plan.batch.total_iterations
-        if run.state.iteration >= total and folder.summary.exists():
-            say(f"nothing is left to train: all {total} steps are done; give more with --train-iters.")
-            return read_summary(folder.summary)
-        return _train_in(folder, run, started)
+        done = run.state.iteration >= total and from_first(run.groups.control, folder.summary.exists)
+        if leads:
+            say(f"run folder: {folder.root}")
+        if not done:
+            return _train_in(folder, run, started)
+        if not leads:
+            return None
+        say(f"nothing is left to train: all {total} steps are done; give more with --train-iters.")
+        return read_summary(folder.summary)
 
 
-def _train_in(folder: RunFolder, run: OpenRun, started: float) -> dict[str, Any]:
-    config, state = run.config, run.state
-    stop = StopConditions(config.train.exit_interval, config.train.exit_duration_in_mins)
+@contextmanager
+def _entered(run: OpenRun) -> Iterator[RunFolder]:
+    """The run folder, which the first rank makes and holds."""
+    options = run.config.checkpoint
+    with ExitStack() as held:
+        yield from_first(
+            run.groups.control,
+            lambda: held.enter_context(open_folder(_root(run.config), goes_on=goes_on(options))),
+        )
+
+
+def _train_in(folder: RunFolder, run: OpenRun, started: float) -> dict[str, Any] | None:
+    config, state, leads = run.config, run.state, run.groups.rank == 0
+    stop = StopConditions(
+        config.train.exit_interval,
+        config.train.exit_duration_in_mins,
+        agree=partial(largest, run.groups.control),
+    )
     step, batches = run.make_step(), run.batches()
     total = run.plan.batch.total_iterations
     with (
-        open_ledger(
-            folder.root,
-            resumed_step=state.iteration if run.resumes or goes_on(config.checkpoint) else None,
-            tensorboard_dir=Path(tensorboard_folder(run, folder)),
-            tensorboard_interval=config.logging.tensorboard_log_interval,
-        ) as ledger,
-        AsyncWriter() if config.checkpoint.async_save else nullcontext() as writer,
+        _ledger(folder, run) if leads else nullcontext() as ledger,
+        AsyncWriter(run.groups.saving.handle) if config.checkpoint.async_save else nullcontext() as writer,
         Display(
             total,
             state.iteration,
             log_interval=config.logging.log_interval,
             throughput=config.logging.log_throughput,
+            shown=leads,
         ) as display,
-        SignalWatch(stop, enabled=config.train.exit_signal_handler, tell=_tell_at_once),
+        SignalWatch(
+            stop,
+            enabled=config.train.exit_signal_handler,
+            tell=_tell_at_once if leads else _tell_nobody,
+            echo_s=ECHO_S if run.groups.world.size > 1 else 0.0,
+        ),
         _collector(manual=config.train.manual_gc),
         closing(batches),
     ):
-        with os_errors_as(TrainingError, folder.config, "write"):
-            write_text_atomic(folder.config, to_toml(config))
+        together(run.groups.control, lambda: _write_config(folder, config) if leads else None)
         actions = RunActions(run, folder, ledger, display, writer)
         outcome = train(state, step, batches, actions.in_order(), stop, total)
         test = actions.evaluate("test") if state.iteration >= total else None
+    if ledger is None:
+        return None
     summary = summarize(
         run, folder, ledger, outcome=outcome, wall_time_s=time.perf_counter() - started, test=test
     )
     write_summary(folder.summary, summary)
     return summary.as_dict()
+
+
+def _ledger(folder: RunFolder, run: OpenRun) -> Ledger:
+    config, state = run.config, run.state
+    return open_ledger(
+        folder.root,
+        resumed_step=state.iteration if run.resumes or goes_on(config.checkpoint) else None,
+        tensorboard_dir=Path(tensorboard_folder(run, folder)),
+        tensorboard_interval=config.logging.tensorboard_log_interval,
+    )
+
+
+def _write_config(folder: RunFolder, config: RunConfig) -> None:
+    with os_errors_as(TrainingError, folder.config, "write"):
+        write_text_atomic(folder.config, to_toml(config))
+
+
+def _tell_nobody(signal_name: str) -> None:
+    """What a rank but the first says of a signal."""
 
 
 def _tell_at_once(signal_name: str) -> None:

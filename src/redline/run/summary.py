@@ -35,7 +35,10 @@ def summarize(
         wall_time_s=wall_time_s,
         parameters=plan.parameters.total,
         hardware=run.hardware.as_dict(),
-        utilisation=[mfu(each, rate, run.hardware, plan.precision) for each in plan.flops.values()]
+        utilisation=[
+            mfu(each, rate / run.groups.world.size, run.hardware, plan.precision)
+            for each in plan.flops.values()
+        ]
         if rate
         else [],
         tokens_per_s=rate,

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
+from redline.comm import Group
 from redline.data import Microbatch
 from redline.model import DropoutState, dropout_keys
 from redline.optim import StepResult
@@ -24,7 +26,8 @@ class StepOutcome:
     Attributes:
         loss: mean over the loss-bearing tokens of the global batch.
         lr: the learning rate it used.
-        num_samples, num_tokens: sequences and tokens it ran (masked tokens included: they cost the same).
+        num_samples, num_tokens: sequences and tokens it ran, on all ranks (masked tokens included: they cost
+            the same).
         time_s: wall time, the wait for the device included.
         result: of the optimizer.
     """
@@ -47,6 +50,7 @@ class TrainStep:
         device: of the model.
         empty_cache_level: 1 frees cached device memory after the backward, 2 also after the update
             (`--empty-unused-memory-level`).
+        dp: the ranks that see other samples of each global batch.
     """
 
     def __init__(
@@ -57,23 +61,29 @@ class TrainStep:
         seed: int,
         device: torch.device,
         empty_cache_level: int = 0,
+        dp: Group | None = None,
     ) -> None:
         self.state, self.schedules, self.device = state, schedules, device
         self._empty_cache_level = empty_cache_level
+        self._dp = dp or Group()
         shape = state.shape
         drops = shape.hidden_dropout > 0 or shape.attention_dropout > 0
         self._dropout_keys = dropout_keys(seed, shape.num_layers, device) if drops else None
 
     def __call__(self, microbatches: Sequence[Microbatch]) -> StepOutcome:
-        """One step over a global batch.
+        """One step over a global batch, of which `microbatches` are this rank's part.
 
         Raises: TrainingError when the step is not finite and the run is to stop then.
         """
         started = time.perf_counter()
         state, optimizer = self.state, self.state.optimizer
-        counted = sum(int(batch.loss_mask_BS.count_nonzero()) for batch in microbatches)
+        counted = self._count_tokens(microbatches)
         optimizer.buffers.zero_grad()
-        loss = self._accumulate(microbatches, optimizer.loss_scale.scale / max(counted, 1))
+        loss = self._accumulate(microbatches, optimizer.loss_scale.scale / counted.clamp(min=1).double())
+        if self._dp.handle is not None:
+            for main_grad in optimizer.buffers.flat("main_grad"):
+                dist.all_reduce(main_grad, group=self._dp.handle)
+            dist.all_reduce(loss, group=self._dp.handle)
         self._free_cache(1)
 
         at = state.schedule_samples
@@ -85,21 +95,29 @@ class TrainStep:
             loss=loss / optimizer.loss_scale.scale,
         )
         self._free_cache(2)
-        num_samples = sum(len(batch.tokens_BS) for batch in microbatches)
-        self._advance(result, num_samples, counted)
+        num_samples = sum(len(batch.tokens_BS) for batch in microbatches) * self._dp.size
+        self._advance(result, num_samples, int(counted.item()))
         assert result.loss is not None
-        num_tokens = sum(batch.tokens_BS.numel() for batch in microbatches)
+        num_tokens = sum(batch.tokens_BS.numel() for batch in microbatches) * self._dp.size
         return StepOutcome(result.loss, lr, num_samples, num_tokens, time.perf_counter() - started, result)
 
-    def _accumulate(self, microbatches: Sequence[Microbatch], weight: float) -> Tensor:
+    def _count_tokens(self, microbatches: Sequence[Microbatch]) -> Tensor:
+        """Tokens of the whole global batch that count in the loss, int64 on the device."""
+        counted = sum(int(batch.loss_mask_BS.count_nonzero()) for batch in microbatches)
+        total = torch.full((), counted, dtype=torch.int64, device=self.device)
+        if self._dp.handle is not None:
+            dist.all_reduce(total, group=self._dp.handle)
+        return total
+
+    def _accumulate(self, microbatches: Sequence[Microbatch], weight: Tensor) -> Tensor:
         """Forward and backward of each microbatch; returns the scaled loss, on the device."""
         model, dtype = self.state.model, wide_dtype(self.state.model)
         total = torch.zeros((), dtype=dtype, device=self.device)
-        weight_on_device = torch.full((), weight, dtype=dtype, device=self.device)
+        weight = weight.to(dtype)
         iteration = torch.full((), self.state.iteration, dtype=torch.int64, device=self.device)
         for batch in microbatches:
             moved = batch.to(self.device, non_blocking=True)
-            loss = microbatch_loss(model, moved, weight_on_device, self._dropout(moved, iteration))
+            loss = microbatch_loss(model, moved, weight, self._dropout(moved, iteration))
             loss.backward()
             total += loss.detach()
         return total

@@ -1,0 +1,53 @@
+"""From one process among several to a member of the run."""
+
+from __future__ import annotations
+
+import torch
+
+from redline.choice import Choice
+from redline.comm import Meeting, World, open_world
+from redline.config import Environment, InvalidConfigError, Problem, RunConfig
+
+
+def join_ranks(
+    config: RunConfig, environment: Environment, device: torch.device
+) -> tuple[World, tuple[Choice, ...]]:
+    """Meet the other processes; one process alone meets nobody and opens nothing.
+
+    Raises:
+        ConfigError: the backend asked for cannot serve this device.
+        TrainingError: the others do not come.
+    """
+    parallel = config.parallel
+    backend = choose_backend(parallel.distributed_backend, device)
+    if environment.world_size == 1:
+        return World(), ()
+    assert environment.master_addr is not None and environment.master_port is not None
+    meeting = Meeting(
+        rank=environment.rank,
+        world_size=environment.world_size,
+        address=environment.master_addr,
+        port=environment.master_port,
+        agent_store=environment.agent_store,
+        attempt=environment.attempt,
+        timeout_s=60 * parallel.distributed_timeout_minutes,
+    )
+    why = (
+        f"{environment.local_world_size} on this machine; a collective waits up to "
+        f"{parallel.distributed_timeout_minutes:g} min"
+    )
+    ranks = Choice("ranks", "auto", str(meeting.world_size), why)
+    return open_world(meeting, backend.ran, device), (ranks, backend)
+
+
+def choose_backend(asked: str | None, device: torch.device) -> Choice:
+    """Who carries collectives on tensors of `device`."""
+    fitting = "nccl" if device.type == "cuda" else "gloo"
+    if asked == "nccl" and device.type == "cpu":
+        what = "--distributed-backend nccl cannot serve --device cpu."
+        why, mend = "NCCL moves memory of GPUs only.", "leave it out: gloo serves CPUs."
+        raise InvalidConfigError(
+            [Problem("backend-serves-device", what, why, mend, ("--distributed-backend",))]
+        )
+    why = "as asked" if asked else "what serves this device"
+    return Choice("distributed-backend", asked or "auto", asked or fitting, why)

@@ -1,0 +1,122 @@
+"""Whole runs on several processes, started as a user starts them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import redline
+from redline.config import Environment
+from redline.data import IndexedWriter
+from redline.run import open_run, train_opened
+
+from .conftest import TINY
+from .ranks import on_ranks
+from .tiny import parsed
+
+FP64 = {"fp64": True, "micro_batch_size": 1}
+SOURCE = str(Path(redline.__file__).parents[1])  # what the launched processes import is what is tested
+
+
+def launch(folder: Path, words: str) -> subprocess.CompletedProcess[str]:
+    """`redline train WORDS` in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "redline", "train", *words.split()],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env={**os.environ, "PYTHONPATH": SOURCE, "XDG_CACHE_HOME": str(folder / "cache")},
+    )
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> str:
+    """A small token file: what is mocked here, launched processes do not see."""
+    generator = np.random.default_rng(0)
+    with IndexedWriter(tmp_path / "data", np.dtype(np.int32)) as writer:
+        for length in generator.integers(5, 40, 60):
+            writer.add_document(generator.integers(0, 100, length))
+    return str(tmp_path / "data")
+
+
+def records(folder: Path, kind: str = "step") -> list[dict[str, Any]]:
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [record for record in map(json.loads, lines) if record["kind"] == kind]
+
+
+def run_ranks(world_size: int, folder: Path, values: dict[str, Any]) -> list[Any]:
+    """A whole run into `folder` on that many ranks; the summary of each (None but on the first)."""
+
+    def work(environment: Environment) -> Any:
+        run = open_run(parsed({**FP64, **values, "save": str(folder)}), environment, lambda _: None)
+        return train_opened(run, 0.0)
+
+    return on_ranks(world_size, work)
+
+
+def test_nproc_per_node_trains_as_one_process(corpus: str, tmp_path: Path) -> None:
+    """The command: two processes print one output, and the numbers are those of one process."""
+    words = TINY.replace("--micro-batch-size 2", "--micro-batch-size 1 --fp64")
+    words = words.replace("--mock-data", f"--data-path {corpus}")
+    alone = launch(tmp_path, f"{words} --save one")
+    assert alone.returncode == 0, alone.stderr
+    done = launch(tmp_path, f"{words} --save two --nproc-per-node 2")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("run folder: two") == 1
+    summary = json.loads((tmp_path / "two" / "summary.json").read_text())
+    assert summary["steps"] == 6 and summary["outcome"] == "finished"
+    for kind in ("step", "valid"):
+        one, two = records(tmp_path / "one", kind), records(tmp_path / "two", kind)
+        assert len(one) == len(two) > 0
+        for before, after in zip(one, two, strict=True):
+            assert after["loss"] == pytest.approx(before["loss"], rel=1e-12), kind
+            for name in ("lr", "step", "consumed_samples", "tokens", "global_batch_size"):
+                assert before.get(name) == after.get(name), name
+    norms = [[step["grad_norm"] for step in records(tmp_path / name)] for name in ("one", "two")]
+    assert norms[1] == pytest.approx(norms[0], rel=1e-10)
+
+
+@pytest.mark.long
+def test_a_failure_names_the_rank_and_its_cause_once(tmp_path: Path) -> None:
+    """A mistake that all ranks find is told by one; the launcher names the rank that failed first."""
+    (tmp_path / "run").write_text("a file")
+    done = launch(tmp_path, f"{TINY} --save run --nproc-per-node 2")
+    assert done.returncode == 1
+    assert done.stderr.count("--save run is a file") == 1
+    assert "of 2 failed first" in done.stderr and "Traceback" not in done.stdout
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_b103_b106_resumes_on_another_number_of_ranks(world_size: int, tmp_path: Path) -> None:
+    """Saved by two ranks after step 3, gone on by one, two and four: the losses of the straight run."""
+    run_ranks(2, tmp_path / "straight", {})
+    run_ranks(2, tmp_path / "run", {"exit_interval": 3})
+    summaries = run_ranks(world_size, tmp_path / "run", {"load": str(tmp_path / "run")})
+    assert [summary is None for summary in summaries] == [rank > 0 for rank in range(world_size)]
+    straight, resumed = records(tmp_path / "straight"), records(tmp_path / "run")
+    assert [step["step"] for step in resumed] == list(range(1, 7))
+    losses = [[step["loss"] for step in steps] for steps in (straight, resumed)]
+    if world_size == 2:
+        assert losses[0] == losses[1]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-12)
+
+
+def test_a_mistake_in_the_batch_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="cannot be split by --micro-batch-size 4 over 2 data-parallel"):
+        run_ranks(2, tmp_path / "run", {"micro_batch_size": 4})
+    assert not (tmp_path / "run").exists()
+
+
+def test_ranks_without_a_place_to_meet_are_refused() -> None:
+    environment = replace(Environment(), rank=1, world_size=2)
+    (problem,) = environment.problems()
+    assert "MASTER_ADDR" in problem.what
