@@ -114,4 +114,4 @@ def operator_bytes(name: str, dims: Dims, types: Sequence[str]) -> float | None:
         return read + batch * m * n * inputs[-1][1]
     if name.endswith("copy_"):
         return read  # the target is one of the inputs
-    return read + max(count * item for count, item in inputs)
+    return float(read + max(count * item for count, item in inputs))
