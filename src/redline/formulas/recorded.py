@@ -63,7 +63,7 @@ def operator_flops(name: str, dims: Dims, *, causal: bool = True) -> float | Non
     """
     sizes = gemm_sizes(name, dims)
     if sizes is not None:
-        return 2.0 * prod(sizes)
+        return float(2 * prod(sizes))
     lower = name.lower()
     if any(part in lower for part in _ATTENTION):
         return _attention_flops(dims, backward="backward" in lower, causal=causal)
@@ -88,7 +88,7 @@ def _attention_flops(dims: Dims, *, backward: bool, causal: bool) -> float | Non
     else:
         at = 1 if q[1] == k[1] else 2
         heads, length, keys = q[3 - at], q[at], k[at]
-    products: float = 2 * 2 * B * heads * length * keys * D * (2 if backward else 1)
+    products = 2 * 2 * B * heads * length * keys * D * (2 if backward else 1)
     return products / (2 if causal and length == keys else 1)
 
 
@@ -107,7 +107,7 @@ def operator_bytes(name: str, dims: Dims, types: Sequence[str]) -> float | None:
     ]
     if not inputs:
         return None
-    read = float(sum(count * item for count, item in inputs))
+    read = sum(count * item for count, item in inputs)
     sizes = gemm_sizes(name, dims)
     if sizes is not None:
         batch, m, n, _ = sizes
