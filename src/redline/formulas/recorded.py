@@ -100,7 +100,7 @@ def operator_bytes(name: str, dims: Dims, types: Sequence[str]) -> float | None:
     """
     if moves_nothing(name):
         return None
-    inputs = [
+    inputs: list[tuple[int, int]] = [
         (prod(shape), _ITEM_BYTES[kind.lower()])
         for shape, kind in zip(dims, types, strict=False)
         if kind.lower() in _ITEM_BYTES and all(isinstance(size, int) for size in shape)
