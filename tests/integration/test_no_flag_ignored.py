@@ -229,6 +229,7 @@ OTHERS = {
         }.items()
     },
     "gradient_accumulation_fusion": see(observe.numbers, bf16=True),
+    "use_torch_compile": see(observe.choices),
     "device": see(observe.choices, device="auto"),
     "threads": see(observe.process, threads=None, train_iters=1, eval_iters=0),
 }

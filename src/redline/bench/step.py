@@ -8,6 +8,7 @@ from contextlib import closing
 from dataclasses import asdict
 from typing import Any
 
+from redline.build import compile_failure_explained
 from redline.config import Environment, Parsed
 from redline.errors import ConfigError
 from redline.ledger import mfu
@@ -33,7 +34,7 @@ def bench_step(
             mend=f"use --train-iters {wanted} or more, or fewer --steps.",
         )
     step = run.make_step()
-    with closing(run.batches()) as batches:
+    with compile_failure_explained(), closing(run.batches()) as batches:
         outcomes = [step(next(batches)) for _ in range(wanted)]
     measured = outcomes[WARMUP_STEPS:]
     rates = [outcome.num_tokens / outcome.time_s for outcome in measured]

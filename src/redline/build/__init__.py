@@ -1,6 +1,14 @@
 """The only room that knows both what was asked for and the objects that do it."""
 
 from redline.build.assemble import Assembly, assemble
+from redline.build.compile import CompileLog, compile_blocks, compile_failure_explained
 from redline.build.device import open_device
 
-__all__ = ["Assembly", "assemble", "open_device"]
+__all__ = [
+    "Assembly",
+    "CompileLog",
+    "assemble",
+    "compile_blocks",
+    "compile_failure_explained",
+    "open_device",
+]

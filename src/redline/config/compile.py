@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from redline.config.flags import Section, flag
-from redline.config.waits import COMPILE, CUDA_GRAPHS
+from redline.config.waits import CUDA_GRAPHS
 
 GRAPHS = {"cuda_graph_impl": ("local", "transformer_engine", "full_iteration")}
 
@@ -17,7 +17,7 @@ class CompileConfig(Section):
     account: ClassVar[str] = "host"
 
     use_torch_compile: bool = flag(
-        False, own=True, waits_for=COMPILE, help="Compile each block with torch.compile."
+        False, own=True, help="Compile the block with torch.compile: one graph for all layers."
     )
     cuda_graph_impl: Literal["none", "local", "transformer_engine", "full_iteration"] = flag(
         "none",

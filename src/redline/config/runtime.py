@@ -67,6 +67,7 @@ class Environment:
     cuda_visible_devices: str | None = None
     cublas_workspace_config: str | None = None
     pytorch_alloc_conf: str | None = None
+    torchinductor_cache_dir: Path | None = None
     no_color: bool = False
     triton_interpret: bool = False
     cache_dir: Path = Path(".cache/redline")
@@ -128,6 +129,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         cuda_visible_devices=env.get("CUDA_VISIBLE_DEVICES"),
         cublas_workspace_config=env.get("CUBLAS_WORKSPACE_CONFIG"),
         pytorch_alloc_conf=env.get("PYTORCH_ALLOC_CONF") or env.get("PYTORCH_CUDA_ALLOC_CONF"),
+        torchinductor_cache_dir=Path(kept) if (kept := env.get("TORCHINDUCTOR_CACHE_DIR")) else None,
         no_color=bool(env.get("NO_COLOR")),
         triton_interpret=env.get("TRITON_INTERPRET", "0") not in ("", "0"),
         cache_dir=Path(caches) / "redline",

@@ -74,7 +74,6 @@ OFFLOAD = Waits(
     "it waits for offloading to host memory.",
     "leave it out; lower --micro-batch-size to save memory.",
 )
-COMPILE = Waits("compile", "it waits for compiled blocks.", "leave it out: the model runs eagerly.")
 CUDA_GRAPHS = Waits("cuda-graphs", "it waits for CUDA graphs.", "leave it out: the model runs eagerly.")
 FUSED_KERNELS = Waits(
     "fused-kernels",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from redline.build import assemble, open_device
+from redline.build import CompileLog, assemble, compile_blocks, open_device
 from redline.choice import Choice
 from redline.comm import Groups, World, first_then_all, open_groups, together
 from redline.config import Environment, Parsed, RunConfig, check, notices, raise_problems
@@ -45,6 +45,7 @@ class OpenRun:
         schedules: the plan's, or the resumed checkpoint's.
         corpus: the demo corpus, None with other data.
         start: the checkpoint it began with.
+        compiled: what torch.compile has made so far; None for an eager run.
         choices: every decision taken on the way, with its reason.
     """
 
@@ -59,6 +60,7 @@ class OpenRun:
     state: TrainState
     meter: MemoryMeter
     start: Start | None
+    compiled: CompileLog | None
     choices: tuple[Choice, ...]
 
     @property
@@ -130,8 +132,9 @@ def open_run(parsed: Parsed, environment: Environment, say: Say) -> OpenRun:
         restore(state, start, load_optim=config.checkpoint.load_optim, group=groups.control.handle)
         schedules, lines = resumed_schedules(config, plan.schedule, start)
         _say_start(config, start, state, lines, say)
+    compiled, compile_choices = _compiled(config, state, device, environment, say)
     meter.forget_peak()
-    choices = (*device_choices, *backend, *plan.choices, *assembly.choices)
+    choices = (*device_choices, *backend, *plan.choices, *assembly.choices, *compile_choices)
     _introduce(plan, choices, splits, say)
     return OpenRun(
         config=config,
@@ -145,6 +148,7 @@ def open_run(parsed: Parsed, environment: Environment, say: Say) -> OpenRun:
         state=state,
         meter=meter,
         start=start,
+        compiled=compiled,
         choices=(*choices, *splits.choices),
     )
 
@@ -155,6 +159,16 @@ def _open_groups(world: World, plan: Plan) -> Groups:
         return Groups()
     grid = plan.grid
     return open_groups(grid.groups("tp"), grid.groups("dp"), world.control)
+
+
+def _compiled(
+    config: RunConfig, state: TrainState, device: torch.device, environment: Environment, say: Say
+) -> tuple[CompileLog | None, tuple[Choice, ...]]:
+    """Have the model's blocks compiled, if that was asked for."""
+    if not config.compile.use_torch_compile:
+        return None, ()
+    log, choice = compile_blocks(state.model.layers, device.type, say, environment=environment)
+    return log, (choice,)
 
 
 def _introduce(plan: Plan, choices: Sequence[Choice], splits: DataSplits, say: Say) -> None:

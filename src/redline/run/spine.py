@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from redline.build import compile_failure_explained
 from redline.checkpoint import AsyncWriter
 from redline.comm import close_world, from_first, largest, together
 from redline.config import Parsed, RunConfig, read_environment, to_toml
@@ -41,7 +42,7 @@ def run(parsed: Parsed) -> dict[str, Any] | None:
     ):  # before anything is loaded, which may take minutes
         check_folder(Path(options.save), goes_on=goes_on(options))
     try:
-        with out_of_memory_explained():
+        with out_of_memory_explained(), compile_failure_explained():
             return train_opened(open_run(parsed, environment, say), started)
     finally:
         close_world()

@@ -66,6 +66,7 @@ def summarize(
         },
         extra={
             "nonfinite_steps": state.nonfinite_steps,
+            "compiled": run.compiled and run.compiled.as_dict(),
             "test_loss": None if test is None else test.loss,
             "data": [
                 {"split": part.split, "name": part.name, "weight": part.weight, "epochs": part.epochs}

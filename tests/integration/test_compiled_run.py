@@ -1,0 +1,76 @@
+"""Whole runs of `--use-torch-compile`: the losses of eager ones, resumed bit for bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from redline.build import compile
+
+from .conftest import TINY
+from .test_resume import weights
+
+LLAMA = (
+    "--swiglu --normalization RMSNorm --position-embedding-type rope --disable-bias-linear "
+    "--untie-embeddings-and-output-weights --hidden-dropout 0 --attention-dropout 0"
+)
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled_yet() -> None:
+    torch._dynamo.reset()
+
+
+def test_a_compiled_run_is_the_eager_run_and_resumes_bit_for_bit(
+    train: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With dropout, two microbatches a step and evaluations. The captured operators run one by one."""
+    monkeypatch.setattr(compile, "BACKEND", "aot_eager")
+    eager, whole = (
+        train("eager", "--eval-interval 2"),
+        train("whole", "--eval-interval 2 --use-torch-compile"),
+    )
+    assert whole.losses == eager.losses and whole.valid_losses == eager.valid_losses
+    assert whole.summary["compiled"]["graphs"] == 2, "one to train, one to evaluate"
+    assert eager.summary["compiled"] is None
+    assert "graph 1, for training" in whole.output and "graph 2, for evaluation" in whole.output
+    flags = "--eval-interval 2 --use-torch-compile"
+    cut = train("cut", f"{flags} --exit-interval 3")
+    torch._dynamo.reset()  # as in a new process
+    resumed = train("cut", f"{flags} --load {cut.folder}")
+    assert resumed.losses == whole.losses
+    saved, wanted = weights(resumed), weights(whole)
+    assert all(torch.equal(saved[key], wanted[key]) for key in wanted)
+
+
+def test_compiled_code_trains_and_is_kept(train: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's own compiler, on any machine with a C++ compiler; fp32 sums in another order, 6 steps.
+
+    A second run takes the code from Redline's cache and gives the same bits.
+    """
+    if reason := compile.why_not("cpu"):
+        pytest.skip(reason)
+    monkeypatch.delenv(compile.CACHE_VARIABLE, raising=False)
+    flags = f"{LLAMA} --num-layers 2 --eval-iters 0"
+    eager, first = train("eager", flags), train("first", f"{flags} --use-torch-compile")
+    assert first.losses == pytest.approx(eager.losses, rel=1e-5)
+    kept = list((tmp_path / "cache" / "redline" / "compiled").rglob("*.so"))
+    assert kept, "the compiled code lies in Redline's cache"
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    second = train("second", f"{flags} --use-torch-compile")
+    assert second.losses == first.losses
+    assert torch._dynamo.utils.counters["inductor"]["fxgraph_cache_hit"] == 2, "forward and backward"
+
+
+def test_a_failing_compiler_ends_the_run(redline: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(graph: torch.fx.GraphModule, inputs: list[object]) -> None:
+        raise ValueError("no code for this graph")
+
+    monkeypatch.setattr(compile, "announced", lambda *_: broken)
+    code, _, err = redline(f"train {TINY} --use-torch-compile --save run")
+    assert code == 1
+    assert "TrainingError: --use-torch-compile: a block could not be compiled." in err
+    assert "ValueError: no code for this graph." in err and "mend: leave --use-torch-compile out" in err
