@@ -220,6 +220,7 @@ H100 = Gpu(
 )
 HEALTHY = Machine(
     gpus=(H100,),
+    nearest_card={0: "PIX"},
     links=(Pair(0, 1, "NV18"),),
     nics=(Nic("mlx5_0:1", "infiniband", "4: ACTIVE", 400.0),),
     numa_nodes=2,
@@ -227,7 +228,7 @@ HEALTHY = Machine(
     governor="performance",
     packages={"torch": "2.11", "triton": "3.6"},
     nccl=NcclLog("2.27", "IB", "Using network IB", {"P2P": 8}),
-    measured={"gemm": 700e12, "copy": 2.6e12},
+    measured={"gemm": 700e12, "copy": 2.6e12, "all_reduce": 330e9},
 )
 SICK: tuple[tuple[str, dict[str, Any]], ...] = (
     ("RL009", {"nccl": NcclLog("2.27", "Socket", "NET/Socket : Using eth0", {})}),
@@ -248,6 +249,8 @@ SICK: tuple[tuple[str, dict[str, Any]], ...] = (
     ("RL515", {"gpus": (replace(H100, nvlinks_active=17),)}),
     ("RL516", {"measured": {"gemm": 400e12}}),
     ("RL516", {"measured": {"copy": 1e12}}),
+    ("RL516", {"measured": {"all_reduce": 100e9}}),
+    ("RL518", {"nearest_card": {0: "PIX", 1: "SYS"}}),
     ("RL517", {"nics": (Nic("mlx5_0:1", "infiniband", "4: ACTIVE", 100.0),)}),
 )
 
@@ -300,11 +303,16 @@ def test_every_check_has_a_failing_case() -> None:
 
 
 def test_one_queue_depends_on_the_gpu_and_the_layout(tmp_path: Path) -> None:
-    """W09: no word of it on Blackwell, with expert overlap, or without tp and cp."""
+    """W09: not needed on Blackwell, with expert overlap, or without tp and cp; and 1 is then spoken of."""
     unset: dict[str, str | None] = {"CUDA_DEVICE_MAX_CONNECTIONS": None}
     assert "RL008" not in ids(case_of(tmp_path, script(env=unset), gpu="b200"))
     assert "RL008" not in ids(case_of(tmp_path, script(MOE, env=unset)))
     assert "RL008" not in ids(case_of(tmp_path, script(SMALL, NO_LAYOUT, unset), gpus=8))
+    found = {each.id: each for each in diagnose(case_of(tmp_path, script(), gpu="b200")).findings}
+    assert found["RL008"].severity == "hint" and "Blackwell" in found["RL008"].why
+    assert not found["RL008"].change.acts
+    found = {each.id: each for each in diagnose(case_of(tmp_path, script(MOE))).findings}
+    assert found["RL008"].change.environment == {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
     assert "RL008" in ids(
         case_of(tmp_path, script(SMALL | {"--context-parallel-size": "2"}, NO_LAYOUT, unset), gpus=8)
     )

@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from redline.doctor import live_machine, read_nccl_log, read_nvidia_smi, read_topology, read_xids
+from redline.doctor import (
+    Case,
+    diagnose,
+    live_machine,
+    read_nccl_log,
+    read_nvidia_smi,
+    read_topology,
+    read_xids,
+)
 from redline.doctor import machine as module
 from redline.doctor.machine import cores_of
 
@@ -52,10 +60,10 @@ GPU 00000000:1B:00.0
         Graphics                          : 1980 MHz
 """
 TOPOLOGY = """\
-\t\x1b[4mGPU0\tGPU1\tGPU2\tNIC0\tCPU Affinity\x1b[0m
-GPU0\t X \tNV18\tSYS\tPXB\t0-55
-GPU1\tNV18\t X \tSYS\tPXB\t0-55
-GPU2\tSYS\tSYS\t X \tSYS\t56-111
+\t\x1b[4mGPU0\tGPU1\tGPU2\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m
+GPU0\t X \tNV18\tSYS\tPXB\t0-55\t0\tN/A
+GPU1\tNV18\t X \tSYS\tPXB\t0-55\t0\tN/A
+GPU2\tSYS\tSYS\t X \tSYS\t56-111\t1\tN/A
 NIC0\tPXB\tPXB\tSYS\t X
 """
 LOG = """\
@@ -86,8 +94,45 @@ def test_query() -> None:
 
 
 def test_topology() -> None:
-    found = {(pair.first, pair.second): pair.kind for pair in read_topology(TOPOLOGY)}
+    machine = read_topology(TOPOLOGY)
+    found = {(pair.first, pair.second): pair.kind for pair in machine.links}
     assert found == {(0, 1): "NV18", (0, 2): "SYS", (1, 2): "SYS"}
+    assert machine.nearest_card == {0: "PXB", 1: "PXB", 2: "SYS"}
+    assert machine.gpus_of_node == {0: (0, 1), 1: (2,)} and machine.numa_nodes == 2
+
+
+def test_topology_is_added_to_what_is_known() -> None:
+    machine = read_topology(TOPOLOGY, read_nvidia_smi(TABLE))
+    assert len(machine.gpus) == 2 and len(machine.links) == 3
+    findings = {each.id: each for each in diagnose(Case(machine=machine)).findings}
+    assert findings["RL518"].evidence.startswith("GPU 2:") and findings["RL518"].severity == "warning"
+    assert "0: GPU 0 1; 1: GPU 2" in findings["RL507"].evidence
+
+
+def test_older_topologies_name_their_cards() -> None:
+    text = "\tGPU0\tGPU1\tmlx5_0\tmlx5_1\tCPU Affinity\tNUMA Affinity\n"
+    text += "GPU0\t X\tNV12\tNODE\tSYS\t0-31\t0\nGPU1\tNV12\t X\tPXB\tSYS\t0-31\tN/A\nmlx5_0\tNODE\tPXB\t X\n"
+    machine = read_topology(text)
+    assert [pair.kind for pair in machine.links] == ["NV12"]
+    assert machine.nearest_card == {0: "NODE", 1: "PXB"} and machine.gpus_of_node == {0: (0,)}
+    assert machine.numa_nodes == 1
+
+
+def test_power_cap_in_the_table_is_held_against_the_data_sheet() -> None:
+    """The table prints no default limit: 500 W of an H100's 700."""
+    findings = [
+        each for each in diagnose(Case(machine=read_nvidia_smi(TABLE))).findings if each.id == "RL508"
+    ]
+    assert [each.evidence for each in findings] == ["GPU 0: 500 W of 700 W"]
+
+
+def test_ecc_and_processes_of_the_table() -> None:
+    text = TABLE.replace("                    0 |", "                    3 |", 1)
+    text += "|    1   N/A  N/A      4242      C   python3                            70000MiB |\n"
+    text += "|    0   N/A  N/A      4243      G   /usr/lib/xorg/Xorg                     4MiB |\n"
+    first, second = read_nvidia_smi(text).gpus
+    assert first.ecc_uncorrected == 3 and second.ecc_uncorrected == 0
+    assert first.processes == 0 and second.processes == 1  # graphics does not count
 
 
 def test_nccl_log() -> None:

@@ -254,7 +254,7 @@ def _machine(asked: Any) -> Machine | None:
     if asked.nvidia_smi:
         machine = read_nvidia_smi(_text(asked.nvidia_smi))
     if asked.topo:
-        machine = replace(machine, links=read_topology(_text(asked.topo)))
+        machine = read_topology(_text(asked.topo), machine)
     if asked.nccl_log:
         log = _text(asked.nccl_log)
         machine = replace(machine, nccl=read_nccl_log(log), xids=(*machine.xids, *read_xids(log)))

@@ -6,7 +6,7 @@ function in doctor/checks/, its texts stand in doctor/texts/, one file a languag
 
 from redline.doctor.case import Case, merge
 from redline.doctor.checks import CHECKS
-from redline.doctor.diagnose import Diagnosis, change_text, combined, diagnose
+from redline.doctor.diagnose import Diagnosis, change_text, combined, diagnose, explained
 from redline.doctor.facts import facts_of
 from redline.doctor.finding import SEVERITIES, Finding, Gain, Hit, Mend
 from redline.doctor.machine import Gpu, Machine, live_machine
@@ -35,6 +35,7 @@ __all__ = [
     "change_text",
     "combined",
     "diagnose",
+    "explained",
     "facts_of",
     "live_machine",
     "merge",

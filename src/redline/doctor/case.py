@@ -7,10 +7,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from redline.config.tree import with_values
+from redline.config.flags import UNSET
+from redline.config.tree import options_by_field, with_values
 from redline.doctor.finding import Mend
+from redline.doctor.links import linked
 from redline.errors import RedlineError
-from redline.formulas.time import Link, Rates
+from redline.formulas.time import Rates
 from redline.hardware import Hardware
 from redline.plan.cost import StepCost, predict
 from redline.plan.cost_rates import rates_of
@@ -22,10 +24,10 @@ if TYPE_CHECKING:
     from redline.doctor.machine import Machine
     from redline.doctor.runs import RunRecord
 
+TRIFLE, TRIFLE_BYTES = 0.001, 0.02  # of a step, of the card
 CDMC = "CUDA_DEVICE_MAX_CONNECTIONS"
 # In Megatron-LM these have no default: unstated, they are unknown, and nothing is predicted.
 REQUIRED = ("num_layers", "hidden_size", "num_attention_heads", "seq_length", "micro_batch_size")
-SLOWER = 10  # times, where NCCL is kept from InfiniBand (sockets) or from NVLink (host memory)
 BLACKWELL, HOPPER, ADA, AMPERE, TURING = (10, 0), (9, 0), (8, 9), (8, 0), (7, 5)
 
 
@@ -168,6 +170,12 @@ class Case:
             return False
         return self.tp > 1 or self.cp > 1
 
+    def in_order(self, queue: str | None) -> bool:
+        """Whether collectives start in time: one queue keeps their order, but holds an FSDP's gathers up."""
+        if self.fsdp:
+            return queue != "1" or self.at_least(BLACKWELL) is True
+        return not self.needs_one_queue or queue == "1"
+
     # -- the prediction ------------------------------------------------------------------------------------
 
     @cached_property
@@ -179,11 +187,7 @@ class Case:
             rates = rates_of(self.hardware, gpus_per_node=self.gpus_per_node)
         except RedlineError:
             return None
-        if self.env("NCCL_IB_DISABLE") == "1" or (self.env("NCCL_NET") or "").lower() == "socket":
-            rates = replace(rates, network=_slower(rates.network))
-        if self.env("NCCL_P2P_DISABLE") == "1" or self.env("NCCL_P2P_LEVEL") == "LOC":
-            rates = replace(rates, node=_slower(rates.node))
-        return rates
+        return linked(rates, self.hardware, self.environment, self.machine)
 
     @cached_property
     def setup(self) -> Setup | None:
@@ -202,6 +206,10 @@ class Case:
         rates = self.mended(merged).rates if merged.environment else self.rates
         return predict(setup, rates) if setup and rates else None
 
+    def sees(self, mend: Mend) -> bool:
+        """Whether the cost model looks at anything that a mend changes."""
+        return self._setup(mend) != self.setup or self.mended(mend).rates != self.rates
+
     def _setup(self, mend: Mend) -> Setup | None:
         if self.launch is None or self.world_size is None or any(map(self.missing, REQUIRED)):
             return None
@@ -214,7 +222,7 @@ class Case:
                 self.world_size,
                 dialect=self.dialect,
                 stated=changed.launch.stated,
-                ordered=not changed.needs_one_queue or queue == "1" or self.dialect == "redline",
+                ordered=self.dialect == "redline" or changed.in_order(queue),
                 flash_available=self.at_least(TURING) is not False and not changed.scores_written,
             )
         except RedlineError:
@@ -247,6 +255,14 @@ class Case:
             return 0.0
         return 1 - after.step_s / self.cost.step_s
 
+    def trifling(self, mend: Mend) -> bool:
+        """Whether a mend is known to bring next to nothing, in time and in memory."""
+        after = self.after(mend)
+        if self.cost is None or after is None or self.hardware is None:
+            return False
+        saved_bytes = self.cost.memory.total - after.memory.total
+        return self.saved(mend) < TRIFLE and saved_bytes < TRIFLE_BYTES * self.hardware.memory_bytes
+
     def fits(self, cost: StepCost | None) -> bool:
         """Whether a predicted step fits the device's memory."""
         return (
@@ -254,17 +270,22 @@ class Case:
         )
 
 
-def _slower(link: Link) -> Link:
-    return replace(link, bytes_per_s=link.bytes_per_s / SLOWER)
-
-
 def merge(mends: tuple[Mend, ...]) -> Mend:
     """Several mends as one, later ones winning."""
     values: dict[str, Any] = {}
     environment: dict[str, str | None] = {}
     drop: list[str] = []
+    rename: dict[str, str] = {}
     for mend in mends:
+        rename |= mend.rename
         values |= mend.values
         environment |= mend.environment
         drop += mend.drop
-    return Mend(values=values, environment=environment, drop=tuple(dict.fromkeys(drop)))
+    return Mend(values=values, environment=environment, drop=tuple(dict.fromkeys(drop)), rename=rename)
+
+
+def unstated(name: str, dialect: Dialect) -> Any:
+    """The value of an option that is not stated."""
+    option = options_by_field()[name]
+    megatron = option.spec.megatron
+    return option.default if dialect == "redline" or megatron is UNSET else megatron

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
 
-from redline.config.flags import UNSET
-from redline.config.tree import options_by_field
-from redline.doctor.case import Case, merge
+from redline.config.tree import options_by_field, spellings
+from redline.doctor.case import Case, merge, unstated
 from redline.doctor.checks import CHECKS
-from redline.doctor.finding import SEVERITIES, Finding, Gain, Hit, Mend
+from redline.doctor.finding import SEVERITIES, Finding, Hit, Mend
+from redline.doctor.gains import gain_of, gain_upon
 from redline.doctor.messages import phrases, texts_of
 from redline.doctor.registry import Check
+from redline.doctor.runs import Loss
 from redline.errors import RedlineError
 from redline.plan.cost import StepCost
-from redline.plan.cost_setup import Dialect
 
 WORTH = 0.01  # of a step, from which a further round of mends is worth it
-NOT_MODELLED = frozenset(("RL011", "RL403", "RL407"))  # whose mend changes what the cost model leaves out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +40,18 @@ class Diagnosis:
         """The most severe severity; None without findings."""
         found = {finding.severity for finding in self.findings}
         return next((severity for severity in SEVERITIES if severity in found), None)
+
+
+def explained(diagnosis: Diagnosis) -> list[tuple[Loss, float, list[str]]]:
+    """Each cause in a run's ledger with its share of the loss and the failed checks that may regain it."""
+    run = diagnosis.case.run
+    failed = {finding.id for finding in diagnosis.findings}
+    losses = () if run is None else run.losses
+    return [
+        (loss, run.lost(loss), [id for id in loss.mends if id in failed])
+        for loss in losses
+        if run is not None
+    ]
 
 
 ROUNDS = 3  # of mends upon mends: less recompute once sequence parallelism has freed memory, and so on
@@ -97,7 +107,7 @@ def _further(case: Case, checks: tuple[Check, ...], applied: list[Finding], lang
             after = mended.after(hit.mend)
             if not hit.mend.safe or not hit.mend.values or after is None or not mended.fits(after):
                 continue
-            gain = _gain_upon(before, after, say)
+            gain = gain_upon(before, after, say)
             if (gain.step_time or 0.0) < WORTH:
                 continue
             found.append(replace(_finding(mended, each, hit, lang), gain=gain))
@@ -125,21 +135,13 @@ def _advice(
         for hit in _hits(mended, each):
             if hit.mend.safe or (after := mended.after(hit.mend)) is None:
                 continue
-            gain = _gain_upon(mended.cost, after, say)
+            gain = gain_upon(mended.cost, after, say)
             found.append(replace(_finding(mended, each, hit, lang), gain=gain))
     return found
 
 
-def _gain_upon(before: StepCost, after: StepCost, say: Mapping[str, str]) -> Gain:
-    """The gain of a mend on top of the applied ones, by tokens."""
-    times = {"now": f"{before.step_s:.4g}", "after": f"{after.step_s:.4g}"}
-    basis = say["basis_upon"].format(**times, error=f"{before.uncertainty:.0%}")
-    saved_bytes = round(before.memory.total - after.memory.total)
-    return Gain(1 - before.tokens_per_s / after.tokens_per_s, basis, saved_bytes)
-
-
 def _finding(case: Case, check: Check, hit: Hit, lang: str) -> Finding:
-    texts = texts_of(check.id, hit.text, lang)
+    texts, say = texts_of(check.id, hit.text, lang), phrases(lang)
     words = {**hit.words, "change": change_text(case, hit.mend, lang)}
     file, line = case.place(hit.at)
     return Finding(
@@ -152,33 +154,9 @@ def _finding(case: Case, check: Check, hit: Hit, lang: str) -> Finding:
         line=line,
         why=texts["why"].format(**words),
         mend=texts["mend"].format(**words),
-        gain=_gain(case, check, hit, lang),
+        gain=gain_of(case, check, hit, say),
         change=hit.mend,
     )
-
-
-def _gain(case: Case, check: Check, hit: Hit, lang: str) -> Gain:
-    """The gain of one mend alone: measured where there is a run, else the cost model run again with it."""
-    say = phrases(lang)
-    if hit.share is not None:
-        return Gain(hit.share, say["basis_measured"] if check.needs == "run" else say["basis_arithmetic"])
-    if case.cost is None or not hit.mend.acts or check.id in NOT_MODELLED:
-        return Gain(None, say["basis_none"])
-    after = case.after(hit.mend)
-    if after is None:
-        return Gain(None, say["basis_none"])
-    now = case.cost
-    saved_bytes = round(now.memory.total - after.memory.total)
-    # By tokens, so that a mend that changes the batch is compared fairly.
-    saved = 1 - now.tokens_per_s / after.tokens_per_s
-    if abs(saved) < 5e-4 and abs(saved_bytes) < 2**20:
-        return Gain(None, say["basis_none"])
-    same_tokens = now.step_s * now.tokens_per_s / after.tokens_per_s
-    batch = abs(same_tokens / after.step_s - 1) > 1e-6  # the step holds other tokens than before
-    basis = say["basis_tokens" if batch else "basis_model"].format(
-        now=f"{now.step_s:.4g}", after=f"{same_tokens:.4g}", error=f"{now.uncertainty:.0%}"
-    )
-    return Gain(saved, basis, saved_bytes)
 
 
 def _order(finding: Finding) -> tuple[int, float, int, str]:
@@ -226,6 +204,8 @@ def change_text(case: Case, mend: Mend, lang: str = "en") -> str:
     """A mend as one would type it: "--sequence-parallel, without --fp16, export A=1"."""
     say = phrases(lang)
     added, removed = flag_changes(case, mend)
+    added += mend.rename.values()
+    removed += mend.rename
     parts = [" ".join(added)] if added else []
     if gone := [*removed, *mend.drop]:
         parts.append(say["without"].format(flags=" ".join(dict.fromkeys(gone))))
@@ -238,8 +218,9 @@ def flag_changes(case: Case, mend: Mend) -> tuple[list[str], list[str]]:
     """(flags to give, flags to take out) for a mend's values, where the launch differs from them now."""
     added: list[str] = []
     removed: list[str] = []
+    written = fields_of(mend.rename.values())
     for name, value in mend.values.items():
-        if case.launch is None or case.get(name) == value:
+        if case.launch is None or case.get(name) == value or name in written:
             continue
         option = options_by_field()[name]
         if value == unstated(name, case.dialect) and (use := field_use(case, name)) is not None:
@@ -249,18 +230,17 @@ def flag_changes(case: Case, mend: Mend) -> tuple[list[str], list[str]]:
     return added, removed
 
 
+def fields_of(texts: Iterable[str]) -> set[str]:
+    """Options that the flags in these texts set."""
+    table = spellings()
+    return {table[word].option.field for text in texts for word in text.split() if word in table}
+
+
 def field_use(case: Case, name: str) -> str | None:
     """The flag by which the launch states an option, as typed; None when it does not."""
     assert case.launch is not None
     uses = (use.flag for use in reversed(case.launch.flags) if use.field == name)
     return next(uses, options_by_field()[name].flag if case.said(name) else None)
-
-
-def unstated(name: str, dialect: Dialect) -> Any:
-    """The value of an option that is not stated."""
-    option = options_by_field()[name]
-    megatron = option.spec.megatron
-    return option.default if dialect == "redline" or megatron is UNSET else megatron
 
 
 def combined(diagnosis: Diagnosis) -> Mend:

@@ -19,18 +19,20 @@ class Mend:
         values: option field -> value.
         environment: variable -> value, None to unset it.
         drop: flags, as typed, to take out.
+        rename: flag, as typed -> words to write in its place and its value's; `values` say what they mean.
         safe: the training result stays as it is, to rounding; others are advised and never patched in.
     """
 
     values: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str | None] = field(default_factory=dict)
     drop: tuple[str, ...] = ()
+    rename: Mapping[str, str] = field(default_factory=dict)
     safe: bool = True
 
     @property
     def acts(self) -> bool:
         """Whether there is anything to change in a script."""
-        return bool(self.values or self.environment or self.drop)
+        return bool(self.values or self.environment or self.drop or self.rename)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +45,8 @@ class Hit:
         mend: the change, where one can be stated.
         severity: where it differs from the check's own.
         text: suffix of an alternative set of texts ("RL007.oom").
-        share: measured share of the step time, where there is a measurement.
+        share: share of the step time that the mend saves, where the check itself knows it.
+        basis: phrase that says where `share` is from; "" for a measurement of a run, or arithmetic.
     """
 
     at: str = ""
@@ -52,11 +55,12 @@ class Hit:
     severity: Severity | None = None
     text: str = ""
     share: float | None = None
+    basis: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """Share of the step time that a mend saves, 0.08 for 8%; None where nothing predicts it."""
+    """Share of the step time that a mend saves, 0.08 for 8%; None where nobody can tell; `basis` says why."""
 
     step_time: float | None
     basis: str

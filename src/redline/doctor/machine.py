@@ -81,11 +81,20 @@ class NcclLog:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """Everything seen of a machine. `unseen` says what could not be seen, and why."""
+    """Everything seen of a machine.
+
+    Attributes:
+        links: pairs of devices.
+        gpus_of_node: NUMA node -> its devices, and nearest_card: device -> the closest way to a network card
+            (PIX, PXB, PHB, NODE, SYS), both from `nvidia-smi topo -m`.
+        unseen: what could not be seen, and why.
+    """
 
     gpus: tuple[Gpu, ...] = ()
     links: tuple[Pair, ...] = ()
     nics: tuple[Nic, ...] = ()
+    gpus_of_node: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    nearest_card: Mapping[int, str] = field(default_factory=dict)
     numa_nodes: int = 1
     bound_to_node: bool = False
     governor: str | None = None

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from redline.config.tree import options_by_field
-from redline.doctor.case import Case
-from redline.doctor.diagnose import field_use, unstated
+from redline.doctor.case import Case, unstated
+from redline.doctor.diagnose import field_use, fields_of
 from redline.doctor.finding import Mend
+from redline.doctor.renames import meaning
 
 VALUE = r"""(?:"(?:[^"\\]|\\.)*"|'[^']*'|\$\{[^}]*\}|\$\([^)]*\)|[^\s"'`)\\;|&]+)"""
 SAFE_VALUE = re.compile(r"[\w.,:=/+*@%-]+")
@@ -64,13 +66,20 @@ def patch_launch(case: Case, mend: Mend) -> Patch:
             if case.get(name) != value:
                 _set_yaml(patch, name, value)
         return patch
+    renamed = {flag: words for flag, words in mend.rename.items() if _still(mend, words)}
+    written = fields_of(renamed.values())
+    for flag, words in mend.rename.items():
+        if flag in renamed:
+            _rename(case, patch, flag, words)
+        else:
+            _drop(case, patch, flag)
     for name, value in mend.values.items():
-        if case.get(name) != value:
+        if case.get(name) != value and name not in written and field_use(case, name) not in mend.rename:
             _set_flag(case, patch, name, value)
     for flag in mend.drop:
         _drop(case, patch, flag)
     if patch.added:
-        _add(case, patch, " ".join(patch.added))
+        _add(case, patch)
     for variable, value in mend.environment.items():
         _export(patch, variable, value)
     return patch
@@ -95,6 +104,29 @@ def _set_flag(case: Case, patch: Patch, name: str, value: Any) -> None:
     if typed is not None:
         _drop(case, patch, typed)
     patch.added.append(option.show(value))
+
+
+def _still(mend: Mend, words: str) -> bool:
+    """Whether words in place of a flag say what the whole mend wants: a later change may overrule them."""
+    said = meaning(words.split()) or {}
+    return all(mend.values.get(name, value) == value for name, value in said.items())
+
+
+def _rename(case: Case, patch: Patch, flag: str, words: str) -> None:
+    """Other words in place of a flag and its value."""
+    use, spot = case.uses(flag), _spot(case, patch, flag)
+    if use is None or spot is None:
+        patch.undone.append(f"{flag} -> {words}")
+        return
+    place, found = spot
+    line, end = patch.lines[place], found.end()
+    for _ in (use.value or "").split():
+        value = re.match(rf"(?:[ \t]+|=)(?!-){VALUE}", line[end:])
+        if value is None:
+            patch.undone.append(f"{flag} -> {words}")
+            return
+        end += value.end()
+    patch.lines[place] = line[: found.start()] + words + line[end:]
 
 
 def _lines_of(case: Case, flag: str) -> list[int]:
@@ -165,24 +197,35 @@ def _continues(lines: list[str], place: int) -> bool:
     return place >= 0 and lines[place].rstrip("\n").endswith("\\")
 
 
-def _add(case: Case, patch: Patch, shown: str) -> None:
-    """Put flags before one that stands in the main file: on a line of their own where that one leads."""
+def _add(case: Case, patch: Patch) -> None:
+    """Put flags before one that stands in the main file: a line each where flags have lines of their own."""
+    spots = [
+        spot for spot in _spots(case, patch) if not _in_element_of_its_own(patch.lines[spot[0]], spot[1])
+    ]
+    leading = (spot for spot in spots if not patch.lines[spot[0]][: spot[1].start()].strip())
+    best = next(leading, next(iter(spots), None))
+    if best is None:
+        patch.undone += patch.added
+        return
+    place, flag = best
+    line = patch.lines[place]
+    indent = line[: flag.start()]
+    if indent.strip():
+        patch.lines[place] = f"{indent}{' '.join(patch.added)} {line[flag.start() :]}"
+        return
+    # A line that begins with a flag continues a command, or stands in an array or a string of several lines.
+    continued = _continues(patch.lines, place - 1) or _continues(patch.lines, place)
+    end = re.search(r"[ \t]*\\$", line.rstrip("\n")) if continued else None
+    ending = (end[0] if end else " \\") if continued else ""
+    patch.lines[place] = "".join(f"{indent}{shown}{ending}\n" for shown in patch.added) + line
+
+
+def _spots(case: Case, patch: Patch) -> Iterator[tuple[int, re.Match[str]]]:
+    """Where the known flags of the launch stand."""
     assert case.launch is not None
     for use in case.launch.flags:
-        if use.state == "unknown" or (spot := _spot(case, patch, use.flag)) is None:
-            continue
-        place, found = spot
-        line = patch.lines[place]
-        if _in_element_of_its_own(line, found):
-            continue
-        indent = line[: found.start()]
-        if indent.strip():
-            patch.lines[place] = f"{indent}{shown} {line[found.start() :]}"
-        else:  # a line that begins with a flag continues a command, or stands in an array
-            end = " \\\n" if _continues(patch.lines, place - 1) else "\n"
-            patch.lines[place] = f"{indent}{shown}{end}{line}"
-        return
-    patch.undone.append(shown)
+        if use.state != "unknown" and (spot := _spot(case, patch, use.flag)) is not None:
+            yield spot
 
 
 def _in_element_of_its_own(line: str, found: re.Match[str]) -> bool:

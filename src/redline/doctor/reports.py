@@ -12,6 +12,8 @@ from redline.doctor.machine import Gpu, Machine, NcclLog, Pair
 MIB = 1 << 20
 LINES = 200_000  # of a log that are read
 LINK_WORDS = re.compile(r"^(NV\d+|NV|PIX|PXB|PHB|NODE|SYS|X)$")
+DEVICE = re.compile(r"(?:GPU|NIC|mlx\d+_)\d+")  # older releases name the cards themselves
+NEAR = ("PIX", "PXB", "PHB", "NODE", "SYS")
 TRANSPORT = re.compile(r"\bvia (P2P|SHM|NET)\b")
 XID = re.compile(r"NVRM: Xid[^\n]*|\bXid\b[^\n]{0,120}")
 TABLE_NAME = re.compile(r"^\|\s+(\d+)\s+(.+?)\s+(?:On|Off|N/A|WDDM|TCC)\s*\|")
@@ -121,23 +123,45 @@ def _sections(block: str) -> dict[str, dict[str, str]]:
     return sections
 
 
-def read_topology(text: str) -> tuple[Pair, ...]:
-    """Pairs of devices from `nvidia-smi topo -m`."""
+def read_topology(text: str, machine: Machine | None = None) -> Machine:
+    """Pairs of devices, their NUMA nodes and nearest network cards, from `nvidia-smi topo -m`.
+
+    Args:
+        machine: what is known already; the topology is added to it.
+    """
+    machine = machine or Machine()
     text = re.sub(r"\x1b\[[0-9;]*m", "", text)
     lines = [line.split() for line in text.splitlines() if line.split()]
     heads = next((words for words in lines if words[0] == "GPU0" and words[1:2] != ["X"]), None)
     if heads is None:
-        return ()
-    columns = [int(word[3:]) for word in heads if re.fullmatch(r"GPU\d+", word)]
-    pairs = []
+        return machine
+    columns = [word for word in heads if DEVICE.fullmatch(word)]
+    pairs: list[Pair] = []
+    nodes: dict[int, tuple[int, ...]] = {}
+    cards: dict[int, str] = {}
     for words in lines:
         if not re.fullmatch(r"GPU\d+", words[0]) or words is heads:
             continue
-        first = int(words[0][3:])
-        for second, kind in zip(columns, words[1:], strict=False):
-            if first < second and LINK_WORDS.match(kind):
-                pairs.append(Pair(first, second, kind))
-    return tuple(pairs)
+        gpu = int(words[0][3:])
+        kinds = dict(zip(columns, words[1:], strict=False))
+        to_cards = [kind for name, kind in kinds.items() if name[:3] != "GPU" and kind in NEAR]
+        if to_cards:
+            cards[gpu] = min(to_cards, key=NEAR.index)
+        for name, kind in kinds.items():
+            if name[:3] == "GPU" and gpu < int(name[3:]) and LINK_WORDS.match(kind):
+                pairs.append(Pair(gpu, int(name[3:]), kind))
+        # After the links: CPU affinity, NUMA affinity, and the device's own NUMA id or N/A.
+        rest = words[1 + len(columns) :]
+        if len(rest) >= 2 and rest[1].isdecimal():
+            node = int(rest[1])
+            nodes[node] = (*nodes.get(node, ()), gpu)
+    return replace(
+        machine,
+        links=tuple(pairs),
+        gpus_of_node=nodes,
+        nearest_card=cards,
+        numa_nodes=max(machine.numa_nodes, len(nodes)),
+    )
 
 
 def read_nccl_log(text: str) -> NcclLog:

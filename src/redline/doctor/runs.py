@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,18 @@ from redline.ledger import METRICS_FILE, read_metrics, read_summary
 
 WARM_UP = 3  # steps left out of every median
 SLOW = 1.3  # times the median step, from which a step counts as slow
+LEDGER_FILE = "ledger.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """One cause in a run's ledger: its share of the step's time, and the checks that may regain it."""
+
+    key: str
+    account: str
+    cause: str
+    share: float
+    mends: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +40,8 @@ class RunRecord:
         slow_period: their distance, where it is regular.
         gpu: the device's name.
         choices: what ran in place of every `auto`.
+        on_cpu: a CPU has no data sheet; nothing is predicted of it.
+        losses: the ledger's waterfall, empty where no step was profiled; ledger_mfu is theirs.
     """
 
     steps: int
@@ -42,6 +57,14 @@ class RunRecord:
     gpu: str | None = None
     outcome: str = ""
     choices: Mapping[str, str] = field(default_factory=dict)
+    on_cpu: bool = False
+    losses: tuple[Loss, ...] = ()
+    ledger_mfu: float | None = None
+
+    def lost(self, loss: Loss) -> float:
+        """The part of everything lost that one cause holds."""
+        whole = sum(each.share for each in self.losses if each.share > 0)
+        return loss.share / whole if whole else 0.0
 
 
 def read_run(folder: Path) -> RunRecord:
@@ -59,7 +82,39 @@ def read_run(folder: Path) -> RunRecord:
             why="a run leaves metrics.jsonl, config.toml and summary.json there.",
             mend="name the folder that --save named, or a launch script.",
         ) from exc
-    return record_of(records, summary)
+    ledger = folder / LEDGER_FILE
+    if not ledger.exists():
+        return record_of(records, summary)
+    mfu, losses = read_losses(ledger)
+    return replace(record_of(records, summary), losses=losses, ledger_mfu=mfu)
+
+
+def read_losses(path: Path) -> tuple[float | None, tuple[Loss, ...]]:
+    """MFU of the profiled steps, and the causes that cost time, the largest first.
+
+    Raises: DataError when the file is no ledger.
+    """
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        found = [
+            Loss(
+                key=str(each["key"]),
+                account=str(each["account"]),
+                cause=str(each["cause"]),
+                share=float(each["share"]),
+                mends=tuple(map(str, each["mends"])),
+            )
+            for each in document["losses"]
+            if each["share"] is not None
+        ]
+        mfu = None if document["mfu"] is None else float(document["mfu"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
+        raise DataError(
+            f"{path} is no ledger: {type(exc).__name__} {exc}.",
+            why="a run writes it after its profiled steps.",
+            mend="profile the run again, or move the file away to do without it.",
+        ) from exc
+    return mfu, tuple(sorted((loss for loss in found if loss.share > 0), key=lambda loss: -loss.share))
 
 
 def record_of(records: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> RunRecord:
@@ -89,6 +144,7 @@ def record_of(records: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) 
         gpu=(summary.get("hardware") or {}).get("name"),
         outcome=str(summary.get("outcome") or ""),
         choices={str(each["what"]): str(each["ran"]) for each in summary.get("choices") or ()},
+        on_cpu=(summary.get("hardware") or {}).get("kind") == "cpu",
     )
 
 

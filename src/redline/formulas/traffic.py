@@ -46,7 +46,8 @@ def layer_bytes(shape: ModelShape, fused: bool) -> LayerBytes:
     positions = shape.position == "rope"
     # Fused: a norm reads x and writes y; residual + bias + dropout reads two and writes one.
     norm, add = 2 * H * HALF, 3 * H * HALF
-    outer_forward, outer_backward = 2 * (norm + add), 2 * (3 * H * HALF + add)
+    mask = H * (shape.hidden_dropout > 0)  # a byte an element, written and read again
+    outer_forward, outer_backward = 2 * (norm + add + mask), 2 * (3 * H * HALF + add + mask)
     activation = (shape.fc1_size + shape.ffn) * HALF
     activation_backward = (2 * shape.fc1_size + shape.ffn) * HALF
     rotary = 2 * turned * HALF * positions
@@ -103,3 +104,17 @@ def optimizer_bytes(grad_bytes: int, main_bytes: int = SINGLE) -> float:
     """Bytes a parameter of one AdamW step: norm and clipping of gradients, moments, main and model copy."""
     gradient = grad_bytes * 5  # zeroed, read for the norm, scaled (read and write), read by Adam
     return gradient + 6 * main_bytes + main_bytes + HALF
+
+
+def unscale_bytes(grad_bytes: int) -> float:
+    """Bytes a parameter of the pass that divides fp16 gradients by the loss scale and looks for overflow."""
+    return 2.0 * grad_bytes
+
+
+def skipped_share(window: int, hysteresis: int) -> float:
+    """Share of steps that a dynamic loss scale may throw away once it has settled.
+
+    After `window` good steps the scale doubles; where the doubled one overflows, `hysteresis` steps are
+    skipped until it halves again. At most so many: a scale whose double fits skips none.
+    """
+    return hysteresis / (window + hysteresis)

@@ -38,6 +38,8 @@ class DataSheet:
         link_gb_per_s: NVLink, Infinity Fabric: both directions together.
         capability: CUDA compute capability, None for AMD.
         source: where the numbers are printed.
+        power_w: the board's power limit as sold; None where the maker lets it be configured.
+        pcie_gb_per_s: x16 to the host, one direction.
     """
 
     name: str
@@ -49,6 +51,8 @@ class DataSheet:
     link_gb_per_s: float | None
     capability: tuple[int, int] | None
     source: str
+    power_w: int | None = None
+    pcie_gb_per_s: int = 32
 
     def matches(self, words: frozenset[str]) -> bool:
         """Whether a device of these words (vendor words left out) is this product."""
@@ -70,6 +74,7 @@ def _sheet(
     capability: tuple[int, int] | None = None,
 ) -> DataSheet:
     memory, bandwidth, link = sizes
+    power, pcie = BOARDS.get(name, (None, 32))
     return DataSheet(
         name=name,
         words=frozenset(words.split()),
@@ -80,6 +85,8 @@ def _sheet(
         link_gb_per_s=link,
         capability=capability,
         source=source,
+        power_w=power,
+        pcie_gb_per_s=pcie,
     )
 
 
@@ -111,6 +118,20 @@ A100 = _rates(19.5, 19.5, 156.0, 312.0, None)
 V100_SXM2 = {"fp64": 7.8, "fp32": 15.7, "fp16": 125.0}
 V100_PCIE = {"fp64": 7.0, "fp32": 14.0, "fp16": 112.0}
 MI300 = _rates(163.4, 163.4, 653.7, 1307.4, 2614.9)
+
+# name -> (watts, GB/s of PCIe x16 in one direction), from the same sheets.
+BOARDS: Mapping[str, tuple[int | None, int]] = {
+    "H100 SXM": (700, 64), "H100 PCIe": (350, 64), "H100 NVL": (400, 64), "H200 SXM": (700, 64),
+    "H200 NVL": (600, 64), "H800 SXM": (700, 64), "H800 PCIe": (350, 64), "H20": (400, 64),
+    "GH200": (None, 64), "A100 SXM 80GB": (400, 32), "A100 SXM 40GB": (400, 32),
+    "A100 PCIe 80GB": (300, 32), "A100 PCIe 40GB": (250, 32), "A800 SXM": (400, 32), "A800 PCIe": (300, 32),
+    "A10": (150, 32), "A40": (300, 32), "L4": (72, 32), "L40": (300, 32), "L40S": (350, 32),
+    "B200": (1000, 64), "B300": (None, 64), "GB200": (None, 64), "GB300": (None, 64),
+    "RTX 3090": (350, 32), "RTX 4090": (450, 32), "RTX 5090": (575, 64), "V100 SXM2 16GB": (300, 16),
+    "V100 SXM2 32GB": (300, 16), "V100 PCIe 16GB": (250, 16), "V100 PCIe 32GB": (250, 16),
+    "V100S PCIe": (250, 16), "T4": (70, 16), "MI250X (one die)": (None, 32), "MI300X": (750, 64),
+    "MI325X": (1000, 64),
+}  # fmt: skip
 
 SHEETS: tuple[DataSheet, ...] = (
     _sheet("H100 SXM", "H100", "SXM SXM5 80GB HBM3", H100_SXM, (80, 3350, 900), HOPPER_PAPER, (9, 0)),
@@ -204,4 +225,6 @@ def hardware_named(name: str, num_devices: int = 1) -> Hardware | None:
         link_bytes_per_s=None if sheet.link_gb_per_s is None else sheet.link_gb_per_s * GIGA,
         num_devices=num_devices,
         compute_capability=sheet.capability,
+        power_w=sheet.power_w,
+        pcie_bytes_per_s=sheet.pcie_gb_per_s * GIGA,
     )

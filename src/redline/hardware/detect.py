@@ -63,6 +63,8 @@ def _detect_gpu() -> Hardware | None:
         num_devices=torch.cuda.device_count(),
         cores=usable_cores(),
         compute_capability=None if torch.version.hip else (properties.major, properties.minor),
+        power_w=sheet.power_w if sheet else None,
+        pcie_bytes_per_s=sheet.pcie_gb_per_s * GIGA if sheet else None,
     )
 
 

@@ -26,6 +26,8 @@ class Hardware:
         num_devices: devices of this kind that are visible (a CPU counts as one).
         cores: CPU cores this process may use.
         compute_capability: (major, minor) of an NVIDIA device.
+        power_w: the board's power limit as sold, None when unknown.
+        pcie_bytes_per_s: PCIe to the host, one direction, None when unknown.
     """
 
     name: str
@@ -38,6 +40,8 @@ class Hardware:
     num_devices: int = 1
     cores: int = 1
     compute_capability: tuple[int, int] | None = None
+    power_w: int | None = None
+    pcie_bytes_per_s: float | None = None
 
     def peak(self, dtype: str) -> float | None:
         """Dense FLOP/s of one device for GEMMs in `dtype`, or None when it is not known."""
@@ -63,6 +67,8 @@ class Hardware:
             "bandwidth_bytes_per_s": self.bandwidth_bytes_per_s,
             "link_bytes_per_s": self.link_bytes_per_s,
             "compute_capability": list(self.compute_capability) if self.compute_capability else None,
+            "power_w": self.power_w,
+            "pcie_bytes_per_s": self.pcie_bytes_per_s,
             "peak_flops": dict(self.peak_flops),
             "peak_source": self.peak_source,
         }

@@ -24,8 +24,15 @@ from typing import Any
 from redline.formulas.flops import CONVENTIONS, Convention, flops_per_token
 from redline.formulas.params import is_moe
 from redline.formulas.time import Rates, bubble_share, collective_s, stream_s
-from redline.formulas.traffic import Collective, optimizer_bytes
-from redline.plan.cost_layer import LayerCost, Parts, embedding_cost, head_cost, layer_cost
+from redline.formulas.traffic import Collective, optimizer_bytes, unscale_bytes
+from redline.plan.cost_layer import (
+    HIDDEN_IF_UNORDERED,
+    LayerCost,
+    Parts,
+    embedding_cost,
+    head_cost,
+    layer_cost,
+)
 from redline.plan.cost_memory import RankMemory, rank_memory, rank_parameters
 from redline.plan.cost_setup import Setup
 
@@ -220,7 +227,9 @@ def _data_parallel(setup: Setup, rates: Rates, microbatch_s: float, layer: Layer
             gather += collective_s(rates, "all_gather", held.expert * setup.gather_bytes, apart, together)
     shares = layer.backward.total / layer.total if layer.total else 0.6
     again = setup.num_microbatches if setup.sharding in ("parameters", "gradients") else 1
-    backward, forward = shares * microbatch_s * DP_COVER, (1 - shares) * microbatch_s * DP_COVER
+    # Gathers of an FSDP that wait behind the compute in one hardware queue find half as much to run under.
+    cover = DP_COVER if setup.ordered or setup.sharding != "parameters" else DP_COVER * HIDDEN_IF_UNORDERED
+    backward, forward = shares * microbatch_s * cover, (1 - shares) * microbatch_s * cover
     visible = again * _visible(reduce, backward, setup.overlap_grad_reduce, buckets)
     if setup.sharding == "parameters":
         visible += 2 * setup.num_microbatches * _visible(gather, forward, True, buckets)
@@ -246,4 +255,5 @@ def _optimizer(setup: Setup, rates: Rates) -> float:
     whole = held.dense + held.expert
     # Zeroing and the norm of gradients touch the whole buffer; the update its own shard.
     zeroed = setup.grad_bytes * whole
-    return stream_s(rates, optimizer_bytes(setup.grad_bytes) * owned + zeroed)
+    unscaled = unscale_bytes(setup.grad_bytes) * owned if setup.dtype == "fp16" else 0.0
+    return stream_s(rates, optimizer_bytes(setup.grad_bytes) * owned + zeroed + unscaled)

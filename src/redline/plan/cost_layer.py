@@ -192,7 +192,10 @@ def _add_attention(setup: Setup, rates: Rates, forward: Parts, backward: Parts) 
     if setup.grid.tp * cp > rates.gpus_per_node:
         hop = collective_s(rates, "send", pair, 2, stride=rates.gpus_per_node, times=cp - 1)
     for parts, core, volume in ((forward, ahead, 1), (backward, back, 2)):
-        parts.add("cp", max(volume * hop - 0.8 * core, 0.1 * volume * hop))
+        if setup.ordered:
+            parts.add("cp", max(volume * hop - 0.8 * core, 0.1 * volume * hop))
+        else:
+            parts.add("cp", max(volume * hop - 0.8 * core, HIDDEN_IF_UNORDERED * volume * hop))
 
 
 def _add_elementwise(setup: Setup, rates: Rates, moe: bool, forward: Parts, backward: Parts) -> None:

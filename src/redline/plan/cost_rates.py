@@ -15,6 +15,7 @@ from redline.hardware import Hardware
 
 MICROSECOND = 1e-6
 GIGABIT = 1e9 / 8
+NODE = {"latency_s": 15 * MICROSECOND, "hop_s": 2 * MICROSECOND}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +52,11 @@ GENERATIONS: dict[tuple[int, int], Generation] = {  # compute capability, newest
     (12, 0): _generation(0.75, 0.70, (0.55, 0.45), 0.80, 170, 100),  # RTX 50
 }
 OTHER = _generation(0.55, 0.50, (0.35, 0.25), 0.75, 228, 400)  # other makers: a guess from few rows
-POOR_LINK = 12e9  # bytes a second of a PCIe 4.0 x16 path through the host, sustained by collectives
+PCIE_4 = 32e9  # bytes a second in one direction, for a device whose sheet does not say
+HOST_SHARE = 0.375  # of one direction of PCIe, by collectives whose bytes pass through host memory
 LINK_SHARE = 0.76  # of one direction of the data sheet, by large collectives in a node
 NETWORK_SHARE = 0.80
+ETHERNET_GBIT = 100  # of a node besides its InfiniBand, as in DGX A100 and H100; all its devices share it
 
 
 def rates_of(hardware: Hardware, *, gpus_per_node: int = 8, network_gbit: float | None = None) -> Rates:
@@ -75,7 +78,7 @@ def rates_of(hardware: Hardware, *, gpus_per_node: int = 8, network_gbit: float 
     known = _calibrated(hardware.compute_capability)
     single = hardware.peak("fp32") or half / 8
     link = hardware.link_bytes_per_s
-    inside = link / 2 * LINK_SHARE if link else POOR_LINK
+    inside = Link(bytes_per_s=link / 2 * LINK_SHARE, **NODE) if link else host_link(hardware)
     return Rates(
         peak={"bf16": half, "fp16": half, "fp32": single, "fp64": hardware.peak("fp64") or single / 32}
         | {"fp8": hardware.peak("fp8") or half},
@@ -85,13 +88,25 @@ def rates_of(hardware: Hardware, *, gpus_per_node: int = 8, network_gbit: float 
         bytes_per_s=hardware.bandwidth_bytes_per_s * known.memory,
         units=known.units,
         kernel_s=2.5 * MICROSECOND,
-        node=Link(bytes_per_s=inside, latency_s=15 * MICROSECOND, hop_s=2 * MICROSECOND),
-        network=Link(
-            bytes_per_s=(network_gbit or known.network_gbit) * GIGABIT * NETWORK_SHARE,
-            latency_s=40 * MICROSECOND,
-            hop_s=15 * MICROSECOND,
-        ),
+        node=inside,
+        network=_network(network_gbit or known.network_gbit),
         gpus_per_node=gpus_per_node,
+    )
+
+
+def host_link(hardware: Hardware) -> Link:
+    """Between devices of a node through host memory, where NVLink is missing or switched off."""
+    return Link(bytes_per_s=(hardware.pcie_bytes_per_s or PCIE_4) * HOST_SHARE, **NODE)
+
+
+def socket_link(gpus_per_node: int, ethernet_gbit: float = ETHERNET_GBIT) -> Link:
+    """Between nodes over TCP: each device's part of the node's Ethernet (starts as quick as InfiniBand's)."""
+    return _network(ethernet_gbit / gpus_per_node)
+
+
+def _network(gbit: float) -> Link:
+    return Link(
+        bytes_per_s=gbit * GIGABIT * NETWORK_SHARE, latency_s=40 * MICROSECOND, hop_s=15 * MICROSECOND
     )
 
 

@@ -10,6 +10,7 @@ from redline.config.flags import UNSET
 from redline.config.tree import options_by_field, value_of
 from redline.formulas.resolve import shape_of
 from redline.formulas.shape import ModelShape
+from redline.formulas.traffic import skipped_share
 from redline.plan.grid import RankGrid, make_grid
 from redline.units import MIB
 
@@ -30,9 +31,9 @@ class Setup:
         fp8: recipe of the GEMMs' operands, None for 16 bits.
         recompute: "none", "selective" or "full" (then `recompute_layers` of a chunk are dropped).
         sharding: what is split over dp.
-        ordered: asynchronous collectives start in the order they are issued (one hardware queue, or a GPU
-            that needs none).
-        useful: share of the tokens of a batch that are no padding.
+        ordered: asynchronous collectives start when they are issued (one hardware queue for tp and cp, or a
+            GPU that needs none; several queues for an FSDP).
+        useful: share of the tokens that count: in no padding, in no step that a loss scale throws away.
     """
 
     shape: ModelShape
@@ -181,7 +182,16 @@ def setup_of(
         cuda_graph=config.compile.cuda_graph_impl != "none",
         compiled=config.compile.use_torch_compile,
         ordered=ordered,
+        useful=_kept_share(config),
     )
+
+
+def _kept_share(config: RunConfig) -> float:
+    """Share of the steps that are not thrown away by fp16's dynamic loss scale (bf16 needs none)."""
+    optim = config.optim
+    if not config.precision.fp16 or optim.loss_scale is not None:
+        return 1.0
+    return 1.0 - skipped_share(max(1, optim.loss_scale_window), max(0, optim.hysteresis))
 
 
 def virtual_stages(config: RunConfig) -> int:

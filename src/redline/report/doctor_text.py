@@ -8,13 +8,14 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from redline.doctor import Diagnosis, Finding, facts_of, phrases
+from redline.doctor import Diagnosis, Finding, explained, facts_of, phrases
 from redline.doctor.machine import Machine
 from redline.formulas.flops import Convention
 from redline.plan.cost import UNCERTAINTY, UNCERTAINTY_WIDE, StepCost
 from redline.units import format_bytes
 
 TIGHT = 0.92
+HANGING = 6
 STYLES = {"error": "bold red", "warning": "yellow", "hint": "cyan"}
 CONVENTION: Convention = "causal-half"
 
@@ -65,6 +66,16 @@ def verdict(diagnosis: Diagnosis) -> dict[str, Any]:
         "gpu": case.hardware.name if case.hardware else None,
         "measured_mfu": run.mfu if run else None,
         "measured_step_s": run.step_s if run else None,
+        "losses": [
+            {
+                "cause": loss.key,
+                "account": loss.account,
+                "share_of_step": loss.share,
+                "share_of_loss": share,
+                "checks": checks,
+            }
+            for loss, share, checks in explained(diagnosis)
+        ],
         "machine": None if case.machine is None else _machine(case.machine),
     }
 
@@ -76,6 +87,7 @@ def print_report(
     say = phrases(lang)
     _print_line(console, f"{say['examined']}: {name}", 0, "dim")
     _print_verdict(console, diagnosis, say)
+    _print_losses(console, diagnosis, say)
     if diagnosis.case.machine is not None:
         _print_machine(console, diagnosis.case.machine, say)
     console.print()
@@ -97,11 +109,25 @@ def print_report(
             _print_line(console, f"{each['file']}:{each['line']} {each['flag']}{near}", 2)
 
 
+def _print_losses(console: Console, diagnosis: Diagnosis, say: Any) -> None:
+    """The ledger's causes, each with the failed checks that bear on it."""
+    for place, (loss, share, checks) in enumerate(explained(diagnosis)):
+        if place == 0:
+            console.print(f"\n[bold]{say['losses']}[/bold]")
+        account = say[f"account_{loss.account}"]
+        line = f"{share:6.1%}  {loss.cause} ({account}): {' '.join(checks) or say['no_check']}"
+        _print_text(console, Text(line), 2, 10)
+
+
 def _print_verdict(console: Console, diagnosis: Diagnosis, say: Any) -> None:
     now, after, case = diagnosis.now, diagnosis.after, diagnosis.case
     if case.launch is None:
         return
     if now is None or after is None:
+        if case.run is not None and case.run.on_cpu and case.run.mfu is not None:
+            told = {"mfu": f"{case.run.mfu:.1%}", "steps": case.run.steps}
+            _print_line(console, f"{say['verdict']}: {say['measured_cpu'].format(**told)}", 0)
+            return
         why = say["no_gpu"] if case.hardware is None else say["no_layout"]
         console.print(f"[bold]{say['verdict']}[/bold]: {say['unpredicted'].format(why=why)}")
         if case.run is not None and case.run.mfu is not None:
@@ -116,13 +142,14 @@ def _print_verdict(console: Console, diagnosis: Diagnosis, say: Any) -> None:
         words["used"] = format_bytes(now.memory.total)
         words["card"] = f"{format_bytes(case.hardware.memory_bytes)} {case.hardware.name}"
         words["then"] = say["then_fits" if case.fits(after) else "then_fits_not"]
-    console.print(f"[bold]{say['verdict']}[/bold]: {say[key].format(**words)}", soft_wrap=True)
+    _print_text(console, Text.assemble((say["verdict"], "bold"), f": {say[key].format(**words)}"), 0, 2)
     lines = ["" if key == "predicted_unfit" else _memory_line(diagnosis, say), _accounts_line(now, say)]
     bands = {"half": f"{UNCERTAINTY:.0%}", "wide": f"{UNCERTAINTY_WIDE:.0%}"}
     lines.append(say["error_band"].format(**bands))
     if case.run is not None and case.run.mfu is not None:
         measured = {"mfu": f"{case.run.mfu:.1%}", "steps": case.run.steps, "predicted": words["now"]}
-        lines.insert(0, say["measured"].format(**measured))
+        key = "measured_cpu" if case.run.on_cpu else "measured"
+        lines.insert(0, say[key].format(**measured))
     for line in filter(None, lines):
         _print_line(console, line, 2)
 
@@ -137,7 +164,8 @@ def _memory_line(diagnosis: Diagnosis, say: Any) -> str:
 
 
 def _accounts_line(cost: StepCost, say: Any) -> str:
-    shares = [f"{name} {seconds / cost.step_s:.0%}" for name, seconds in cost.accounts.items() if seconds]
+    accounts = {say[f"account_{name}"]: seconds for name, seconds in cost.accounts.items()}
+    shares = [f"{name} {seconds / cost.step_s:.0%}" for name, seconds in accounts.items() if seconds]
     causes = sorted(
         ((seconds, cause) for cause, seconds in cost.parts.items() if cause != "ideal"), reverse=True
     )
@@ -150,21 +178,34 @@ def _print_finding(console: Console, finding: Finding, say: Any) -> None:
     head = Text()
     head.append(f"{finding.id} ", style=STYLES[finding.severity])
     head.append(finding.title, style="bold")
-    head.append(f"  [{say[finding.severity]}, {finding.account}, {gain_text(finding, say)}]", style="dim")
-    console.print(head, soft_wrap=True)
+    told = [say[finding.severity], say[f"account_{finding.account}"], gain_text(finding, say)]
+    head.append(f"  [{', '.join(told)}]", style="dim")
+    _print_text(console, head, 0, HANGING)
     for line in (
         f"{place}{finding.evidence}",
         f"{say['why']}: {finding.why}",
         f"{say['mend']}: {finding.mend}",
     ):
-        _print_line(console, line, 6)
-    if finding.gain.step_time is not None:
-        _print_line(console, finding.gain.basis, 6, "dim")
+        _print_line(console, line, HANGING)
+    _print_line(console, f"{say['basis']}: {finding.gain.basis}", HANGING, "dim")
 
 
 def _print_line(console: Console, text: str, indent: int, style: str = "") -> None:
-    """A line that only the terminal may wrap, so that flags and file:line can be copied and searched."""
-    console.print(Text(" " * indent + text, style=style), soft_wrap=True)
+    _print_text(console, Text(text, style=style), indent, indent + 2)
+
+
+def _print_text(console: Console, text: Text, indent: int, hanging: int) -> None:
+    """A line, wrapped between words on a terminal; in a file it stays whole, so that it can be searched."""
+    room = console.width - indent
+    if not console.is_terminal or text.cell_len <= room or console.width < 2 * hanging:
+        console.print(Text(" " * indent) + text, soft_wrap=True)
+        return
+    first, *rest = text.wrap(console, room)
+    left = Text("").join(rest)  # cut anew: the lines that follow are shorter
+    lines = [(indent, first), *((hanging, line) for line in left.wrap(console, console.width - hanging))]
+    for spaces, line in lines:
+        line.rstrip()
+        console.print(Text(" " * spaces) + line, soft_wrap=True)
 
 
 def gain_text(finding: Finding, say: Any) -> str:
@@ -173,7 +214,8 @@ def gain_text(finding: Finding, say: Any) -> str:
     if gain.step_time is None:
         text = str(say["gain_none"])
     else:
-        text = f"{say['gain']} {gain.step_time:.1%}"
+        small = abs(gain.step_time) < 5e-4
+        text = str(say["gain_small"]) if small else f"{say['gain']} {gain.step_time:.1%}"
         if gain.memory_bytes is not None and abs(gain.memory_bytes) >= 2**26:
             text += f", {'-' if gain.memory_bytes > 0 else '+'}{format_bytes(abs(gain.memory_bytes))}"
     return text if finding.change.safe else f"{text}, {say['advice']}"

@@ -186,7 +186,7 @@ def _record(typed: _Typed, found: Attributed) -> None:
     if typed.holes or spelling is None:
         return
     if words and _spelling(flag)[1] is None:
-        for part, rest in _pairs(words):
+        for part, rest in pairs(words):
             if (new := spellings().get(part)) is not None:
                 _put(part, new, tuple((Lit(word, typed.place),) for word in rest), typed.place, found)
         return
@@ -203,7 +203,7 @@ def _doubts(typed: _Typed, spelling: Spelling | None) -> Iterator[Hole]:
                 yield segment
 
 
-def _pairs(words: list[str]) -> Iterator[tuple[str, list[str]]]:
+def pairs(words: list[str]) -> Iterator[tuple[str, list[str]]]:
     """(flag, its words) of a row of plain words."""
     starts = [index for index, word in enumerate(words) if is_flag(word)]
     for start, end in zip(starts, [*starts[1:], len(words)], strict=True):

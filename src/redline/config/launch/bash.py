@@ -25,6 +25,9 @@ PRIVATE = 0xF0000  # first character that stands for a hole (a plane that no scr
 MAX_HOLES = 0xFFFD
 MENDS = 4  # rounds of parsing again
 NAME = re.compile(rb"[A-Za-z_][A-Za-z0-9_]*")
+WIDE = re.compile(rb"[\xc4-\xdf][\x80-\xbf]|[\xe0-\xef][\x80-\xbf]{2}|[\xf0-\xf4][\x80-\xbf]{3}")
+# By length in UTF-8: characters below U+0100 that are neither blank nor part of a name.
+STAND_INS = {2: b"\xc2\xa1", 3: b"\xc2\xa1%", 4: b"\xc2\xa1\xc2\xa1"}
 
 EXPANSIONS = frozenset({"simple_expansion", "expansion", "command_substitution", "arithmetic_expansion"})
 QUOTED = frozenset({"raw_string", "ansi_c_string"})
@@ -80,13 +83,13 @@ class Source:
 
         The grammar loses the "$" of $B in a=$A/x/$B/$C; there it is written ${B}, and parsed again.
         """
-        root = _parser().parse(self.data).root_node
+        root = _tree(self.data)
         for _ in range(MENDS):
             lost = _lost_dollars(root, self.data)
             if not lost:
                 break
             self._brace(lost)
-            root = _parser().parse(self.data).root_node
+            root = _tree(self.data)
         return root
 
     def _brace(self, offsets: list[int]) -> None:
@@ -176,6 +179,15 @@ def _parser() -> Parser:
             "install it: pip install 'redline[doctor]'.",
         ) from exc
     return Parser(Language(tree_sitter_bash.language()))
+
+
+def _tree(data: bytes) -> Node:
+    """The root of the syntax tree, whose offsets hold for `data`.
+
+    The grammar's scanner asks C's isdigit and isalpha about characters of any size, which reads far outside
+    their tables and can end the process. It is shown others of the same length instead.
+    """
+    return _parser().parse(WIDE.sub(lambda found: STAND_INS[len(found[0])], data)).root_node
 
 
 def _lost_dollars(root: Node, data: bytes) -> list[int]:

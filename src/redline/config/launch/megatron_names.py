@@ -197,6 +197,7 @@ retro-num-retrieved-chunks retro-project-dir retro-workdir tiktoken-special-toke
 # Options of forks.
 FORK_SWITCHES = _names(
     """
+variable-seq-lengths use-ascend-mc2 recompute-activation-function enable-recompute-layers-per-pp-rank
 abort-on-unmet-fused-kernel-constraints checkpoint-in-cpu contigious-checkpointing cpu-optimizer
 cpu_torch_adam create-moe-param-group data-efficiency-curriculum-learning deepgemm-fp8 deepscale deepspeed
 deepspeed-activation-checkpointing deepspeed_mpi disable-mem-efficient-ln disable-moe-token-dropping

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from redline.doctor.case import CDMC, Case
+from redline.doctor.case import BLACKWELL, CDMC, Case
 from redline.doctor.finding import Hit, Mend
 from redline.doctor.registry import check
 from redline.formulas.time import bubble_share
@@ -59,6 +59,10 @@ def one_hardware_queue(case: Case) -> Hit | None:
     words = {"value": value or "-", "tp": case.tp, "cp": case.cp}
     if case.fsdp and value == "1":
         return Hit(at=CDMC, words=words, text="fsdp", severity="error", mend=Mend(environment={CDMC: None}))
+    if value == "1" and case.config.moe.overlap_moe_expert_parallel_comm:
+        return Hit(at=CDMC, words=words, text="experts", mend=Mend(environment={CDMC: "32"}))
+    if value == "1" and case.at_least(BLACKWELL) and case.tp * case.cp > 1:
+        return Hit(at=CDMC, words=words, text="blackwell", severity="hint")
     if not case.needs_one_queue or value == "1":
         return None
     if value is None:
@@ -380,7 +384,7 @@ def stage_balance(case: Case) -> Hit | None:
     mend = Mend()
     if (layers + 2) % (case.pp * virtual_stages(case.config)) == 0:
         both = {"account_for_embedding_in_pipeline_split": True, "account_for_loss_in_pipeline_split": True}
-        mend = Mend(values=both)
+        mend = Mend(values=both) if case.saved(Mend(values=both)) > WORTH / 2 else Mend()
     return Hit(at="pipeline_model_parallel_size", words={"share": f"{share:.0%}", "pp": case.pp}, mend=mend)
 
 

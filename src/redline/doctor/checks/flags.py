@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from redline.config.flags import UNSET, Spelling
 from redline.config.launch.successors import SUCCESSORS
 from redline.config.problems import Problem
 from redline.config.rules import violations
 from redline.config.tree import spellings
-from redline.doctor.case import Case
+from redline.doctor.case import Case, unstated
 from redline.doctor.finding import Hit, Mend
 from redline.doctor.registry import check
+from redline.doctor.renames import respelled, succeeded
 
 # Rules that a check of their own speaks of, or that concern only Redline's training.
 SPOKEN = {
@@ -40,7 +42,10 @@ def unknown_flags(case: Case) -> Iterator[Hit]:
     for use in case.launch.flags:
         if use.state == "unknown" and use.flag not in SUCCESSORS:
             words = {"flag": use.flag, "nearest": use.nearest or ""}
-            yield Hit(at=use.flag, words=words, text="near" if use.nearest else "")
+            mend = respelled(use)
+            if mend.values.keys() & case.launch.stated:  # it is stated in its right spelling too
+                mend = Mend(drop=(use.flag,))
+            yield Hit(at=use.flag, words=words, text="near" if use.nearest else "", mend=mend)
 
 
 @check("RL602", "host", "warning")
@@ -54,15 +59,24 @@ def retired_flags(case: Case) -> Iterator[Hit]:
         spelling = spellings().get(flag)
         if old is not None:
             words = {"flag": flag, "successor": old.mend.format(use.value or "").strip(), "why": old.why}
-            plain = not words["successor"]
-            mend = Mend(drop=(flag,)) if plain else Mend()
-            yield Hit(at=flag, words=words, text="plain" if plain else "", mend=mend)
+            text = "" if words["successor"] else "plain"
+            yield Hit(at=flag, words=words, text=text, mend=_unless_stated(case, succeeded(use)))
         elif spelling is not None and _only_negated(spelling, flag):
             yield Hit(
                 at=flag, words={"flag": flag}, text="default-on", severity="error", mend=Mend(drop=(flag,))
             )
         elif spelling is not None and _is_own(spelling):
             yield Hit(at=flag, words={"flag": flag}, text="own", severity="error", mend=Mend(drop=(flag,)))
+
+
+def _unless_stated(case: Case, mend: Mend) -> Mend:
+    """A successor is written only where the launch does not state it by itself, or says just that."""
+    assert case.launch is not None
+    others = {use.field for use in case.launch.flags if use.flag not in mend.rename}
+    clash = any(name in others and case.get(name) != value for name, value in mend.values.items())
+    if clash:
+        return Mend()
+    return Mend(drop=tuple(mend.rename)) if mend.rename and mend.values.keys() <= others else mend
 
 
 def _is_own(spelling: Spelling) -> bool:
@@ -94,8 +108,23 @@ def contradictions(case: Case) -> Iterator[Hit]:
         at = next(
             (flag for flag in problem.flags if case.uses(flag)), problem.flags[0] if problem.flags else ""
         )
+        if case.dialect == "megatron" and problem.rule == "bad-value":
+            problem = _megatron_choices(case, problem)
         words = {"what": problem.what, "why": problem.why, "mend": problem.mend}
         yield Hit(at=at, words=words, severity="warning" if problem.rule.startswith("needs/") else None)
+
+
+def _megatron_choices(case: Case, problem: Problem) -> Problem:
+    """A bad value against the choices that Megatron-LM has, not those that `redline train` obeys."""
+    use = case.uses(*problem.flags)
+    spelling = spellings().get(problem.flags[0])
+    if use is None or spelling is None or not spelling.option.choices:
+        return problem
+    default = unstated(spelling.option.field, "megatron")
+    choices = [choice for choice in spelling.option.choices if choice not in ("auto", "fused")]
+    what = f"{use.flag} {use.value}: Megatron-LM takes {', '.join(map(str, choices))}."
+    mend = f"for example {spelling.option.show(default if default in choices else choices[0])}."
+    return replace(problem, what=what, mend=mend)
 
 
 def _of_megatron(case: Case, problem: Problem) -> bool:

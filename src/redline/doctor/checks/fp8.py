@@ -125,13 +125,19 @@ def fp8_device(case: Case) -> Hit | None:
     if not case.at_least(ADA):
         return Hit(at="fp8_format", words=words, mend=Mend(values={"fp8_format": None}))
     if recipe == "mxfp8" and not case.at_least(BLACKWELL):
-        return Hit(at="fp8_recipe", words=words, mend=Mend(values={"fp8_recipe": "tensorwise"}))
+        return Hit(at="fp8_recipe", words=words, mend=_tensorwise(case))
     if recipe == "blockwise" and not case.at_least(HOPPER):
-        return Hit(at="fp8_recipe", words=words, mend=Mend(values={"fp8_recipe": "tensorwise"}))
+        return Hit(at="fp8_recipe", words=words, mend=_tensorwise(case))
     if recipe in ("blockwise", "delayed") and case.at_least(BLACKWELL):
         mend = Mend(values={"fp8_recipe": "mxfp8"}, safe=False)
         return Hit(at="fp8_recipe", words=words, text="blackwell", severity="hint", mend=mend)
     return None
+
+
+def _tensorwise(case: Case) -> Mend:
+    """One scale a tensor; gradients then need e5m2's range, which block scales do without."""
+    e4m3 = case.config.precision.fp8_format == "e4m3"
+    return Mend(values={"fp8_recipe": "tensorwise"} | ({"fp8_format": "hybrid"} if e4m3 else {}))
 
 
 @check("RL120", "kernels", "hint", "first_last_layers_bf16", "fp8_format")
@@ -152,4 +158,5 @@ def fp8_gather(case: Case) -> Hit | None:
         return None
     if (case.dp or 1) == 1 or case.dialect == "redline":
         return None
-    return Hit(at="fp8_format", mend=Mend(values={"fp8_param_gather": True}, safe=False))
+    mend = Mend(values={"fp8_param_gather": True}, safe=False)
+    return None if case.trifling(mend) else Hit(at="fp8_format", mend=mend)

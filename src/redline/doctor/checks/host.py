@@ -97,7 +97,8 @@ def evaluation(case: Case) -> Hit | None:
         return None
     less = max(1, round(0.02 * interval * 3))
     words = {"iters": iters, "interval": interval, "share": f"{share:.0%}", "less": less}
-    return Hit(at="eval_iters", words=words, share=share, mend=Mend(values={"eval_iters": less}))
+    saved = 1 - (interval + less / 3) / (interval + iters / 3)
+    return Hit(at="eval_iters", words=words, share=saved, mend=Mend(values={"eval_iters": less}))
 
 
 @check("RL408", "host", "warning", "use_torch_compile")

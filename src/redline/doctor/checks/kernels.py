@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from redline.doctor.case import AMPERE, Case
+from redline.doctor.case import AMPERE, Case, unstated
 from redline.doctor.finding import Hit, Mend
 from redline.doctor.registry import check
 from redline.formulas.resolve import ffn_size
@@ -18,13 +18,20 @@ FUSIONS = (
     "rope_fusion",
     "persist_layer_norm",
 )
+SCALING = ("loss_scale", "initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis")
 WORTH = 0.01  # of the step time, from which a tuning is worth a line
+NO_TOY = 4096  # hidden size from which small GEMMs come from the layout, not from the model
+
+
+def _on_cpu(case: Case) -> bool:
+    """Whether it ran on a CPU, where the plain path is the right one."""
+    return case.run is not None and case.run.on_cpu and case.hardware is None
 
 
 @check("RL001", "kernels", "warning", "transformer_impl")
 def fused_implementation(case: Case) -> Hit | None:
     """1 of the twelve: the fused implementation is off."""
-    if case.get("transformer_impl") != "local":
+    if case.get("transformer_impl") != "local" or _on_cpu(case):
         return None
     if case.dialect == "redline":  # auto takes the fused kernels where they run
         return Hit(at="transformer_impl", severity="hint", mend=Mend(values={"transformer_impl": "auto"}))
@@ -35,6 +42,8 @@ def fused_implementation(case: Case) -> Hit | None:
 def flash_attention(case: Case) -> Hit | None:
     """2 of the twelve: attention writes its scores out."""
     asked = case.get("attention_backend")
+    if _on_cpu(case):
+        return None
     if case.env("NVTE_FLASH_ATTN") == "0" and case.env("NVTE_FUSED_ATTN") == "0":
         unset: dict[str, str | None] = {"NVTE_FLASH_ATTN": None, "NVTE_FUSED_ATTN": None}
         return Hit(at="NVTE_FLASH_ATTN", words={"seen": "NVTE_FLASH_ATTN=0"}, mend=Mend(environment=unset))
@@ -61,8 +70,11 @@ def bf16(case: Case) -> Hit | None:
         return None
     precision = case.config.precision
     if precision.fp16:
-        mend = Mend(values={"fp16": False, "bf16": True, "loss_scale": None})
-        return Hit(at="fp16", words={"seen": "--fp16"}, mend=mend)
+        values = {"fp16": False, "bf16": True} | {
+            name: unstated(name, case.dialect) for name in SCALING if case.said(name)
+        }
+        rename = {"--fp16": "--bf16"} if case.uses("--fp16") and not case.uses("--bf16") else {}
+        return Hit(at="fp16", words={"seen": "--fp16"}, mend=Mend(values=values, rename=rename))
     if precision.fp32 or (case.dialect == "megatron" and not precision.bf16):
         seen = "--fp32" if precision.fp32 else "--bf16 -"
         mend = Mend(values={"fp32": False, "bf16": True})
@@ -181,6 +193,8 @@ def dropout(case: Case) -> Hit | None:
     if not hidden and not attention:
         return None
     mend = Mend(values={"hidden_dropout": 0.0, "attention_dropout": 0.0}, safe=False)
+    if case.trifling(mend):
+        return None
     at = "hidden_dropout" if hidden else "attention_dropout"
     return Hit(at=at, words={"hidden": hidden, "attention": attention}, mend=mend)
 
@@ -228,6 +242,8 @@ def toy_shape(case: Case) -> Hit | None:
     cost, setup = case.cost, case.setup
     assert cost is not None and setup is not None
     tokens_per_layer = setup.tokens * setup.shape.hidden / setup.grid.tp
+    if setup.shape.hidden >= NO_TOY:
+        return None
     if tokens_per_layer >= 2**21 or cost.mfu["causal-half"] > 0.3 or virtual_stages(case.config) > 8:
         return None
     words = {

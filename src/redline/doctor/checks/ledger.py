@@ -10,6 +10,7 @@ from redline.doctor.registry import check
 from redline.units import GIB
 
 LOW_MFU = 0.40
+SHOWN = 6  # causes in the evidence; the report lists all of them
 
 
 @check("RL701", "kernels", "warning", needs="run")
@@ -17,7 +18,7 @@ def below_prediction(case: Case) -> Hit | None:
     """The run is slower than the cost model predicts of its configuration."""
     run, cost = case.run, case.cost
     assert run is not None
-    if cost is None or run.step_s is None:
+    if cost is None or run.step_s is None or run.on_cpu:
         return None
     share = 1 - cost.step_s / run.step_s
     if share < 2 * cost.uncertainty:
@@ -61,23 +62,23 @@ def skipped(case: Case) -> Hit | None:
 
 @check("RL704", "kernels", "warning", needs="run")
 def low_mfu(case: Case) -> Hit | None:
-    """Below 40% MFU: the accounts that hold the loss."""
+    """Below 40% MFU: the causes that hold the loss, from the ledger; else the accounts as predicted."""
     run, cost = case.run, case.cost
     assert run is not None
     if run.mfu is None or run.mfu >= LOW_MFU:
         return None
-    words = {"mfu": f"{run.mfu:.1%}", "accounts": "-"}
-    if cost is not None and run.step_s:
-        accounts = {name: seconds for name, seconds in cost.accounts.items() if name != "ideal" and seconds}
-        said = [
-            f"{name} {seconds / run.step_s:.0%}"
-            for name, seconds in sorted(accounts.items(), key=_by_seconds)
-        ]
-        rest = 1 - cost.step_s / run.step_s
-        if rest > 0:
-            said.append(f"unexplained {rest:.0%}")
-        words["accounts"] = ", ".join(said)
-    return Hit(words=words)
+    words = {"mfu": f"{run.mfu:.1%}"}
+    if run.losses:
+        words["causes"] = ", ".join(f"{loss.cause} {run.lost(loss):.0%}" for loss in run.losses[:SHOWN])
+        return Hit(words=words, text="ledger")
+    if cost is None or run.on_cpu or not run.step_s or cost.step_s > run.step_s:
+        return Hit(words=words, text="alone")
+    accounts = {name: seconds for name, seconds in cost.accounts.items() if name != "ideal" and seconds}
+    said = [
+        f"{name} {seconds / run.step_s:.0%}" for name, seconds in sorted(accounts.items(), key=_by_seconds)
+    ]
+    said.append(f"unexplained {1 - cost.step_s / run.step_s:.0%}")
+    return Hit(words=words | {"accounts": ", ".join(said)})
 
 
 def _by_seconds(item: tuple[str, float]) -> float:

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from redline.doctor.case import HOPPER, Case
 from redline.doctor.finding import Hit, Mend
+from redline.doctor.links import OVER_HOST, named_cards, slower, sockets
+from redline.doctor.machine import NcclLog
 from redline.doctor.registry import check
+from redline.formulas.time import Link, Rates
+from redline.hardware import Hardware, hardware_named
+from redline.plan.cost_rates import host_link, rates_of
 
 FAST_LINKS_OFF = {
     "NCCL_P2P_DISABLE": "1",
@@ -22,24 +28,59 @@ WRONG_INTERFACES = ("lo", "docker", "virbr", "br-", "veth")
 def nccl_paths(case: Case) -> Iterator[Hit]:
     """9 of the twelve: NCCL kept from InfiniBand or NVLink, by the environment, or seen in its log."""
     several = case.launch is None or case.nodes > 1
+    rates = _rates(case)
+    network = _links(rates.network, sockets(rates, case.machine), rates.gpus_per_node)
+    node = _links(rates.node, slower(rates.node, host_link(_hardware(case))), rates.gpus_per_node)
     if case.env("NCCL_IB_DISABLE") == "1":
         mend = Mend(environment={"NCCL_IB_DISABLE": "0"})
         severity = "error" if several else "hint"
-        words = {"seen": "NCCL_IB_DISABLE=1"}
+        words = network | {"seen": "NCCL_IB_DISABLE=1"}
         yield Hit(at="NCCL_IB_DISABLE", words=words, severity=severity, mend=mend)  # type: ignore[arg-type]
     if (case.env("NCCL_NET") or "").lower() == "socket":
-        words = {"seen": f"NCCL_NET={case.env('NCCL_NET')}"}
+        words = network | {"seen": f"NCCL_NET={case.env('NCCL_NET')}"}
         yield Hit(at="NCCL_NET", words=words, mend=Mend(environment={"NCCL_NET": None}))
     for name, value in FAST_LINKS_OFF.items():
         if case.env(name) == value:
-            words = {"seen": f"{name}={value}"}
+            words = node | {"seen": f"{name}={value}"}
             yield Hit(at=name, words=words, text="link", mend=Mend(environment={name: None}))
     log = case.machine.nccl if case.machine else None
     if log is not None:
+        healthy = replace(log, network=None)
         if log.network == "Socket":
-            yield Hit(words={"seen": log.network_line})
+            words = network | {"seen": log.network_line}
+            yield Hit(words=words, share=_saved(case, healthy), basis="basis_links")
         if log.transports.get("SHM") and not log.transports.get("P2P"):
-            yield Hit(words={"seen": f"via SHM ({log.transports['SHM']} x)"}, text="link")
+            words = node | {"seen": f"via SHM ({log.transports['SHM']} x)"}
+            share = _saved(case, replace(log, transports={}))
+            yield Hit(words=words, text="link", share=share, basis="basis_links")
+
+
+def _hardware(case: Case) -> Hardware:
+    """The device; an H100 where it is not known, for the sake of its links."""
+    found = case.hardware if case.rates else hardware_named("H100 SXM")
+    assert found is not None
+    return found
+
+
+def _rates(case: Case) -> Rates:
+    """The rates of the device's data sheet, with all its links."""
+    return rates_of(_hardware(case), gpus_per_node=case.gpus_per_node)
+
+
+def _links(fast: Link, slow: Link, gpus: int) -> dict[str, object]:
+    """Words for a link that is not used: GB/s a device with and without it."""
+    with_it, without = fast.bytes_per_s / 1e9, slow.bytes_per_s / 1e9
+    times = f"{with_it / without:.0f}"
+    return {"fast": f"{with_it:.3g}", "slow": f"{without:.3g}", "times": times, "gpus": gpus}
+
+
+def _saved(case: Case, log: NcclLog) -> float | None:
+    """Share of the step saved once NCCL's log reads so; None where no step is predicted."""
+    assert case.machine is not None
+    healed = replace(case, machine=replace(case.machine, nccl=log))
+    if case.cost is None or healed.cost is None:
+        return None
+    return 1 - healed.cost.step_s / case.cost.step_s
 
 
 @check("RL501", "communication", "warning", needs="environment")
@@ -65,14 +106,12 @@ def wrong_interface(case: Case) -> Hit | None:
 @check("RL503", "communication", "warning", needs="environment")
 def few_cards(case: Case) -> Hit | None:
     """NCCL_IB_HCA names fewer cards than there are devices in a node."""
-    value = case.env("NCCL_IB_HCA")
-    if not value or value.startswith("^") or (case.launch is not None and case.nodes == 1):
+    names = named_cards(case.environment)
+    if not names or (case.launch is not None and case.nodes == 1):
         return None
-    names = [name for name in value.lstrip("=").split(",") if name]
-    exact = all(name.partition(":")[0][-1:].isdigit() for name in names)
-    if not exact or len(names) >= case.gpus_per_node // 2:
+    if len(names) >= case.gpus_per_node // 2:
         return None
-    words = {"value": value, "number": len(names), "gpus": case.gpus_per_node}
+    words = {"value": case.env("NCCL_IB_HCA"), "number": len(names), "gpus": case.gpus_per_node}
     return Hit(at="NCCL_IB_HCA", words=words, mend=Mend(environment={"NCCL_IB_HCA": None}))
 
 
@@ -108,7 +147,7 @@ def old_error_handling(case: Case) -> Hit | None:
 def pcie_in_place_of_nvlink(case: Case) -> Hit | None:
     """Devices that reach each other over PCIe or the CPUs' link."""
     assert case.machine is not None
-    slow = [pair for pair in case.machine.links if pair.kind in ("PIX", "PXB", "PHB", "NODE", "SYS")]
+    slow = [pair for pair in case.machine.links if pair.kind in OVER_HOST]
     if not slow:
         return None
     worst = slow[0]
@@ -120,9 +159,15 @@ def pcie_in_place_of_nvlink(case: Case) -> Hit | None:
 def numa_binding(case: Case) -> Hit | None:
     """Several NUMA nodes, and processes that may run on any of them."""
     assert case.machine is not None
-    if case.machine.numa_nodes < 2 or case.machine.bound_to_node:
+    machine = case.machine
+    if machine.numa_nodes < 2 or machine.bound_to_node:
         return None
-    return Hit(words={"nodes": case.machine.numa_nodes})
+    spread = [
+        f"{node}: GPU " + " ".join(map(str, gpus)) for node, gpus in sorted(machine.gpus_of_node.items())
+    ]
+    if spread:  # from `nvidia-smi topo -m`: which devices hang where; the binding itself is not seen
+        return Hit(words={"nodes": machine.numa_nodes, "spread": "; ".join(spread)}, text="spread")
+    return Hit(words={"nodes": machine.numa_nodes})
 
 
 @check("RL508", "kernels", "warning", needs="machine")
@@ -131,8 +176,10 @@ def clocks(case: Case) -> Iterator[Hit]:
     assert case.machine is not None
     for gpu in case.machine.gpus:
         where: dict[str, object] = {"gpu": gpu.index}
-        if gpu.power_limit_w and gpu.power_default_w and gpu.power_limit_w < 0.97 * gpu.power_default_w:
-            words = where | {"limit": f"{gpu.power_limit_w:.0f}", "default": f"{gpu.power_default_w:.0f}"}
+        known = hardware_named(gpu.name)  # the table of nvidia-smi prints no default
+        usual = gpu.power_default_w or (known.power_w if known else None)
+        if gpu.power_limit_w and usual and gpu.power_limit_w < 0.97 * usual:
+            words = where | {"limit": f"{gpu.power_limit_w:.0f}", "default": f"{usual:.0f}"}
             yield Hit(words=words, text="power")
         if gpu.clock_limit_mhz and gpu.clock_max_mhz and gpu.clock_limit_mhz < 0.95 * gpu.clock_max_mhz:
             words = where | {"clock": gpu.clock_limit_mhz, "max": gpu.clock_max_mhz}
@@ -220,6 +267,7 @@ def below_data_sheet(case: Case) -> Iterator[Hit]:
     expected = {
         "gemm": rates.peak["bf16"] * rates.gemm["bf16"],
         "copy": rates.bytes_per_s,
+        "all_reduce": rates.node.bytes_per_s,
     }
     for name, value in expected.items():
         if (seen := measured.get(name)) is not None and seen < 0.85 * value:
@@ -235,3 +283,16 @@ def slow_network(case: Case) -> Hit | None:
     if not rates or max(rates) >= 200:
         return None
     return Hit(words={"rate": f"{max(rates):g}", "number": len(rates)})
+
+
+@check("RL518", "communication", "warning", needs="machine")
+def far_cards(case: Case) -> Hit | None:
+    """Devices whose nearest network card hangs on another part of the machine."""
+    assert case.machine is not None
+    near = case.machine.nearest_card
+    far = sorted(gpu for gpu, kind in near.items() if kind in ("NODE", "SYS"))
+    if not far:
+        return None
+    all_far = len(far) == len(near)
+    words = {"gpus": " ".join(map(str, far)), "kind": near[far[0]]}
+    return Hit(words=words, severity="hint" if all_far else None)
