@@ -1,13 +1,17 @@
 """A run's folder in few numbers."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from good_launch import case_of, script
 
-from redline.doctor import read_run
+from redline.doctor import diagnose, explained, read_run
 from redline.doctor.runs import record_of
 from redline.errors import DataError
+from redline.hardware import hardware_named
+from redline.report.doctor_text import document
 
 
 def step(number: int, seconds: float = 1.0, **more: object) -> dict[str, object]:
@@ -49,3 +53,71 @@ def test_folder(tmp_path: Path) -> None:
     assert found.steps == 7 and found.tokens_per_s == 100
     with pytest.raises(DataError, match="not a run's folder"):
         read_run(tmp_path / "nothing")
+
+
+def loss(key: str, account: str, cause: str, share: float, *mends: str) -> dict[str, object]:
+    points = 100 * share
+    return {"key": key, "account": account, "cause": cause, "ms": points, "share": share, "points": points,
+            "mends": list(mends)}  # fmt: skip
+
+
+LEDGER = {
+    "version": 1,
+    "mfu": 0.31,
+    "wall_ms": 100.0,
+    "ideal_ms": 31.0,
+    "losses": [
+        loss("gemm", "kernels", "GEMMs below peak", 0.20, "RL012", "RL104"),
+        loss("dp", "communication", "exposed data-parallel collectives", 0.345, "RL005", "RL211"),
+        loss("attention", "kernels", "attention below peak", -0.01, "RL002"),
+        loss("logging", "host", "logging", 0.145, "RL401"),
+        loss("unknown", "unknown", "no evidence", 0.0),
+    ],
+}
+
+
+def folder_of(path: Path, ledger: object = LEDGER) -> Path:
+    """A run's folder with a ledger, and 64 H100 of a launch that lacks both overlaps."""
+    path.mkdir()
+    (path / "metrics.jsonl").write_text("\n".join(json.dumps(step(number)) for number in range(1, 8)) + "\n")
+    (path / "ledger.json").write_text(ledger if isinstance(ledger, str) else json.dumps(ledger))
+    return path
+
+
+def test_ledger_explains_the_loss(tmp_path: Path) -> None:
+    """The failed checks, each beside its cause, with the cause's share of everything that was lost."""
+    run = read_run(folder_of(tmp_path / "run"))
+    assert run.ledger_mfu == 0.31 and [loss.key for loss in run.losses] == ["dp", "gemm", "logging"]
+    without = ("--overlap-grad-reduce", "--overlap-param-gather")
+    case = case_of(tmp_path, script({"--log-interval": "1"}, without))
+    case = replace(case, run=replace(run, mfu=0.31))
+    found = diagnose(case)
+    told = {loss.key: (share, checks) for loss, share, checks in explained(found)}
+    assert told["dp"] == (pytest.approx(0.345 / 0.69), ["RL005"])
+    assert told["logging"] == (pytest.approx(0.145 / 0.69), ["RL401"])
+    assert told["gemm"][1] == [] and sum(share for share, _ in told.values()) == pytest.approx(1)
+    low = next(each for each in found.findings if each.id == "RL704")
+    assert "exposed data-parallel collectives 50%" in low.evidence
+    losses = document(found)["verdict"]["losses"]
+    assert losses[0]["cause"] == "dp" and losses[0]["checks"] == ["RL005"]
+    assert losses[0]["share_of_loss"] == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"losses": [{}], "mfu": 1}', '{"losses": 3, "mfu": null}'])
+def test_a_broken_ledger_is_refused_with_a_reason(text: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"ledger\.json is no ledger") as refused:
+        read_run(folder_of(tmp_path / "run", text))
+    assert refused.value.mend
+
+
+def test_a_cpus_run_is_measured_and_never_predicted(tmp_path: Path) -> None:
+    """A CPU has no data sheet: no prediction stands beside its figures, and the plain path is right there."""
+    summary = {"hardware": {"name": "AMD EPYC", "kind": "cpu"}}
+    run = record_of([step(number) for number in range(1, 9)], summary)
+    assert run.on_cpu
+    case = case_of(tmp_path, script({"--transformer-impl": "local"}), gpu=None)
+    listed = {each.id: each for each in diagnose(replace(case, run=replace(run, mfu=0.05))).findings}
+    assert not {"RL001", "RL002", "RL701"} & set(listed)
+    assert "no ledger" in listed["RL704"].evidence and listed["RL704"].gain.step_time is None
+    priced = replace(case, run=run, hardware=hardware_named("h100"))
+    assert "RL701" not in {each.id for each in diagnose(priced).findings}

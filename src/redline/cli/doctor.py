@@ -98,7 +98,9 @@ def _parser() -> Parser:
     add("--topo", type=Path, metavar="FILE", help="output of nvidia-smi topo -m")
     add("--nccl-log", type=Path, metavar="FILE", help="a log written under NCCL_DEBUG=INFO")
     add(
-        "--measure", action="store_true", help="30 seconds of GEMMs and copies through torch, on this machine"
+        "--measure",
+        action="store_true",
+        help="time GEMMs, copies and, over several GPUs, an all-reduce here (30 s on GPUs, 3 on a CPU)",
     )
     add("--list-checks", action="store_true", help="list every check and what it looks at")
     return parser
@@ -122,7 +124,11 @@ def _case(asked: Any) -> tuple[Case, list[dict[str, Any]], str]:
     if asked.path is None:
         environment = _live_environment()
         hardware = _named(asked.gpu) if asked.gpu else _seen(machine) or _this_gpu()
-        return Case(machine=machine, environment=environment, hardware=hardware), [], "this machine"
+        return (
+            Case(machine=machine, environment=environment, hardware=hardware),
+            [],
+            phrases(asked.lang)["this_machine"],
+        )
     if not asked.path.exists():
         raise UsageError(
             f"there is no {asked.path}.",
@@ -144,20 +150,16 @@ def _case(asked: Any) -> tuple[Case, list[dict[str, Any]], str]:
     hardware = hardware or _this_gpu()
     if hardware is None and run is None:
         hardware = hardware_named(ASSUMED_GPU)
-        assumed.append(
-            _assumption("gpu", "the script does not name the GPU; predictions take an H100", "--gpu")
-        )
+        assumed.append(_assumption("gpu", "--gpu", asked.lang))
     world_size = asked.gpus or launch.world_size or _ranks(launch)
     if world_size is None:
         p = launch.config.parallel
         world_size = p.tensor_model_parallel_size * p.pipeline_model_parallel_size * p.context_parallel_size
         if dialect == "megatron":
-            why = "the number of GPUs is not stated; predictions take the fewest the layout allows"
-            assumed.append(_assumption("gpus", why, "--gpus"))
+            assumed.append(_assumption("gpus", "--gpus", asked.lang))
     vocab_open = launch.config.model.vocab_size is None and launch.config.model.preset is None
     if vocab_open:
-        why = "the vocabulary comes from the tokenizer; predictions take 128,000 tokens"
-        assumed.append(_assumption("vocab_size", why, "--vocab-size"))
+        assumed.append(_assumption("vocab_size", "--vocab-size", asked.lang))
     environment = {name: str(value) for name, (value, _) in launch.environment.items() if value is not None}
     case = Case(
         launch=launch,
@@ -183,8 +185,9 @@ def _as_it_ran(launch: Launch, run: RunRecord) -> Launch:
     return replace(launch, config=with_values(launch.config, values))
 
 
-def _assumption(name: str, why: str, flag: str) -> dict[str, Any]:
-    return {"name": name, "why": f"{why} ({flag})", "file": None, "line": None, "used_by": [], "choices": []}
+def _assumption(name: str, flag: str, lang: str) -> dict[str, Any]:
+    why = f"{phrases(lang)[f'assumed_{name}']} ({flag})"
+    return {"name": name, "why": why, "file": None, "line": None, "used_by": [], "choices": []}
 
 
 def _settings(words: Sequence[str]) -> Mapping[str, str]:
@@ -259,10 +262,21 @@ def _machine(asked: Any) -> Machine | None:
         log = _text(asked.nccl_log)
         machine = replace(machine, nccl=read_nccl_log(log), xids=(*machine.xids, *read_xids(log)))
     if asked.measure:
-        from redline.cli.doctor_measure import measure
-
-        machine = replace(machine, measured=measure())
+        machine = replace(machine, measured=_measured())
     return machine
+
+
+def _measured() -> dict[str, float]:
+    from redline.cli.doctor_measure import measure
+
+    try:
+        return measure()
+    except ImportError as error:
+        raise UsageError(
+            "--measure needs torch, which is not installed here.",
+            why="the rates are those of GEMMs and copies that torch runs.",
+            mend="install torch, or leave --measure out.",
+        ) from error
 
 
 def _live_environment() -> dict[str, str]:

@@ -12,6 +12,7 @@ from redline.doctor.finding import SEVERITIES, Finding, Hit, Mend
 from redline.doctor.gains import gain_of, gain_upon
 from redline.doctor.messages import phrases, texts_of
 from redline.doctor.registry import Check
+from redline.doctor.renames import as_meant
 from redline.doctor.runs import Loss
 from redline.errors import RedlineError
 from redline.plan.cost import StepCost
@@ -59,7 +60,9 @@ ROUNDS = 3  # of mends upon mends: less recompute once sequence parallelism has 
 
 def diagnose(case: Case, *, lang: str = "en", checks: Iterable[Check] = CHECKS) -> Diagnosis:
     """Run every check whose needs the case meets, then again on the mended case while that brings more."""
-    listed = tuple(checks)
+    listed, given = tuple(checks), case
+    if case.launch is not None:
+        case = replace(case, launch=as_meant(case.launch))
     findings = [_finding(case, each, hit, lang) for each in listed for hit in _hits(case, each)]
     findings.sort(key=_order)
     applied = _combine(case, findings, [])
@@ -74,7 +77,7 @@ def diagnose(case: Case, *, lang: str = "en", checks: Iterable[Check] = CHECKS) 
     findings.sort(key=_order)
     after = case.after(*(finding.change for finding in applied)) if case.launch else None
     now = case.cost if case.launch else None
-    return Diagnosis(case=case, findings=tuple(findings), applied=tuple(applied), now=now, after=after)
+    return Diagnosis(case=given, findings=tuple(findings), applied=tuple(applied), now=now, after=after)
 
 
 def _hits(case: Case, check: Check) -> list[Hit]:
@@ -223,8 +226,8 @@ def flag_changes(case: Case, mend: Mend) -> tuple[list[str], list[str]]:
         if case.launch is None or case.get(name) == value or name in written:
             continue
         option = options_by_field()[name]
-        if value == unstated(name, case.dialect) and (use := field_use(case, name)) is not None:
-            removed.append(use)
+        if value == unstated(name, case.dialect) and (uses := field_uses(case, name)):
+            removed += uses
         elif value is not None and not (value is False and option.default is False):
             added.append(option.show(value))
     return added, removed
@@ -236,11 +239,11 @@ def fields_of(texts: Iterable[str]) -> set[str]:
     return {table[word].option.field for text in texts for word in text.split() if word in table}
 
 
-def field_use(case: Case, name: str) -> str | None:
-    """The flag by which the launch states an option, as typed; None when it does not."""
+def field_uses(case: Case, name: str) -> list[str]:
+    """The flags by which the launch states an option, as typed, the one that counts first."""
     assert case.launch is not None
-    uses = (use.flag for use in reversed(case.launch.flags) if use.field == name)
-    return next(uses, options_by_field()[name].flag if case.said(name) else None)
+    uses = dict.fromkeys(use.flag for use in reversed(case.launch.flags) if use.field == name)
+    return list(uses) or ([options_by_field()[name].flag] if case.said(name) else [])
 
 
 def combined(diagnosis: Diagnosis) -> Mend:

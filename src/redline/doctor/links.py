@@ -14,6 +14,7 @@ from redline.formulas.time import Link, Rates
 from redline.hardware import Hardware
 from redline.plan.cost_rates import ETHERNET_GBIT, host_link, socket_link
 
+FAMILIES = ("mlx4", "mlx5")  # prefixes that stand for every card of a maker's generation
 OVER_HOST = ("PIX", "PXB", "PHB", "NODE", "SYS")  # pairs of `nvidia-smi topo -m` without NVLink
 
 
@@ -66,5 +67,7 @@ def named_cards(environment: Mapping[str, str]) -> list[str]:
     """The cards that NCCL_IB_HCA names one by one; none where it excludes or names a whole family."""
     value = environment.get("NCCL_IB_HCA", "")
     names = [name for name in value.lstrip("=").split(",") if name]
-    exact = not value.startswith("^") and all(name.partition(":")[0][-1:].isdigit() for name in names)
-    return names if exact else []
+    exact = (
+        name.partition(":")[0] not in FAMILIES and name.partition(":")[0][-1:].isdigit() for name in names
+    )
+    return names if not value.startswith("^") and all(exact) else []

@@ -15,7 +15,7 @@ from typing import Any
 
 from redline.config.tree import options_by_field
 from redline.doctor.case import Case, unstated
-from redline.doctor.diagnose import field_use, fields_of
+from redline.doctor.diagnose import field_uses, fields_of
 from redline.doctor.finding import Mend
 from redline.doctor.renames import meaning
 
@@ -74,7 +74,11 @@ def patch_launch(case: Case, mend: Mend) -> Patch:
         else:
             _drop(case, patch, flag)
     for name, value in mend.values.items():
-        if case.get(name) != value and name not in written and field_use(case, name) not in mend.rename:
+        if (
+            case.get(name) != value
+            and name not in written
+            and not mend.rename.keys() & field_uses(case, name)
+        ):
             _set_flag(case, patch, name, value)
     for flag in mend.drop:
         _drop(case, patch, flag)
@@ -87,23 +91,16 @@ def patch_launch(case: Case, mend: Mend) -> Patch:
 
 def _set_flag(case: Case, patch: Patch, name: str, value: Any) -> None:
     option = options_by_field()[name]
-    typed = field_use(case, name)
-    gone = value == unstated(name, case.dialect)
-    if option.kind is bool and option.count == 0:
-        if typed is not None:
-            _drop(case, patch, typed)
-        if not gone and value is not None:
-            patch.added.append(option.show(value))
-        return
-    if gone or value is None:
-        if typed is not None:
-            _drop(case, patch, typed)
-        return
-    if typed is not None and typed == option.flag and _replace_value(case, patch, typed, option.show(value)):
-        return
-    if typed is not None:
-        _drop(case, patch, typed)
-    patch.added.append(option.show(value))
+    typed = field_uses(case, name)
+    gone = value is None or value == unstated(name, case.dialect)
+    switch = option.kind is bool and option.count == 0
+    in_place = option.flag if typed[:1] == [option.flag] and not gone and not switch else None
+    if in_place and _replace_value(case, patch, in_place, option.show(value)):
+        typed, gone = typed[1:], True
+    for flag in typed:
+        _drop(case, patch, flag)
+    if not gone:
+        patch.added.append(option.show(value))
 
 
 def _still(mend: Mend, words: str) -> bool:

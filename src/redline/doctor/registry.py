@@ -23,7 +23,7 @@ class Check:
         account: where its time is lost.
         severity: unless a hit says otherwise.
         needs: what a case must have for it: a configuration, a prediction, an environment, a machine, a run.
-        fields: options it looks at.
+        fields: options it looks at; it is quiet where Megatron-LM needs one that the launch does not state.
         run: hits in a case.
     """
 
@@ -36,7 +36,7 @@ class Check:
 
     def hits(self, case: Case) -> list[Hit]:
         """What it finds; nothing where the case lacks what it needs."""
-        if not case.has(self.needs):
+        if not case.has(self.needs) or any(map(case.missing, self.fields)):
             return []
         try:
             found = self.run(case)

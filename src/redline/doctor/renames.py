@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from difflib import SequenceMatcher
 from typing import Any
 
 from redline.config.flags import UNSET
-from redline.config.launch import FlagUse
+from redline.config.launch import FlagUse, Launch
 from redline.config.launch.attribute import pairs
 from redline.config.launch.successors import SUCCESSORS
-from redline.config.tree import spellings
+from redline.config.tree import spellings, with_values
 from redline.doctor.finding import Mend
 
 ALIKE = 0.88  # from which a known flag is what was meant; below it is only asked
@@ -19,7 +20,23 @@ def respelled(use: FlagUse) -> Mend:
     """The mend of a misspelt flag; an empty one where it is not clear what was meant."""
     if use.nearest is None or SequenceMatcher(None, use.flag, use.nearest).ratio() < ALIKE:
         return Mend()
+    if (old := SUCCESSORS.get(use.nearest)) is not None:  # a misspelt flag of earlier years
+        return _instead(use, old.mend.format(use.value or "").split())
     return _instead(use, [use.nearest, *(use.value or "").split()])
+
+
+def as_meant(launch: Launch) -> Launch:
+    """The launch with its clearly misspelt flags read as what they mean, so that the rest can be judged."""
+    values: dict[str, Any] = {}
+    for use in launch.flags:
+        if use.state == "unknown" and use.flag not in SUCCESSORS:
+            values |= respelled(use).values
+    values = {name: value for name, value in values.items() if name not in launch.stated}
+    if not values:
+        return launch
+    return replace(
+        launch, config=with_values(launch.config, values), stated=launch.stated | frozenset(values)
+    )
 
 
 def succeeded(use: FlagUse) -> Mend:

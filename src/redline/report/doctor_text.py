@@ -16,6 +16,7 @@ from redline.units import format_bytes
 
 TIGHT = 0.92
 HANGING = 6
+WHOLE = ("gemm", "copy")  # rates in tera; the others in giga
 STYLES = {"error": "bold red", "warning": "yellow", "hint": "cyan"}
 CONVENTION: Convention = "causal-half"
 
@@ -129,7 +130,8 @@ def _print_verdict(console: Console, diagnosis: Diagnosis, say: Any) -> None:
             _print_line(console, f"{say['verdict']}: {say['measured_cpu'].format(**told)}", 0)
             return
         why = say["no_gpu"] if case.hardware is None else say["no_layout"]
-        console.print(f"[bold]{say['verdict']}[/bold]: {say['unpredicted'].format(why=why)}")
+        told = say["unpredicted"].format(why=why)
+        _print_text(console, Text.assemble((say["verdict"], "bold"), f": {told}"), 0, 2)
         if case.run is not None and case.run.mfu is not None:
             alone = {"mfu": f"{case.run.mfu:.1%}", "steps": case.run.steps}
             _print_line(console, say["measured_alone"].format(**alone), 2)
@@ -146,6 +148,8 @@ def _print_verdict(console: Console, diagnosis: Diagnosis, say: Any) -> None:
     lines = ["" if key == "predicted_unfit" else _memory_line(diagnosis, say), _accounts_line(now, say)]
     bands = {"half": f"{UNCERTAINTY:.0%}", "wide": f"{UNCERTAINTY_WIDE:.0%}"}
     lines.append(say["error_band"].format(**bands))
+    if now.setup.shape.num_experts:
+        lines.append(say["moe_band"])
     if case.run is not None and case.run.mfu is not None:
         measured = {"mfu": f"{case.run.mfu:.1%}", "steps": case.run.steps, "predicted": words["now"]}
         key = "measured_cpu" if case.run.on_cpu else "measured"
@@ -230,7 +234,7 @@ def _print_machine(console: Console, machine: Machine, say: Any) -> None:
 def machine_lines(machine: Machine, say: Any) -> Iterator[str]:
     """What was seen of a machine, a line each."""
     for gpu in machine.gpus:
-        parts = [gpu.name, f"driver {gpu.driver}" if gpu.driver else ""]
+        parts = [gpu.name, f"{say['driver']} {gpu.driver}" if gpu.driver else ""]
         if gpu.memory_bytes:
             parts.append(format_bytes(gpu.memory_bytes))
         if gpu.power_limit_w:
@@ -247,20 +251,22 @@ def machine_lines(machine: Machine, say: Any) -> Iterator[str]:
     if machine.links:
         kinds = sorted({pair.kind for pair in machine.links})
         number = len(machine.links)
-        yield f"GPU links: {', '.join(kinds)} ({number} {'pair' if number == 1 else 'pairs'})"
+        yield say["links"].format(kinds=", ".join(kinds), number=number)
     for nic in machine.nics:
         yield f"{nic.kind} {nic.name}: {nic.state}" + (f", {nic.gbit:g} Gbit/s" if nic.gbit else "")
     if machine.packages:  # seen live, not from files
-        yield f"NUMA nodes: {machine.numa_nodes}, CPU governor: {machine.governor or '-'}"
+        yield say["numa"].format(nodes=machine.numa_nodes, governor=machine.governor or "-")
     if machine.nccl is not None:
         channels = (f"{count} x via {name}" for name, count in machine.nccl.transports.items())
-        seen = ", ".join([f"network {machine.nccl.network or '?'}", *channels])
+        seen = ", ".join([f"{say['network']} {machine.nccl.network or '?'}", *channels])
         yield f"NCCL {machine.nccl.version or '?'}: {seen}"
     versions = [f"{name} {version}" for name, version in machine.packages.items() if version]
     if versions:
         yield ", ".join(versions)
     for name, value in machine.measured.items():
-        yield f"measured {name}: {value / 1e12:.4g} {'TFLOP/s' if name == 'gemm' else 'TB/s'}"
+        rate = f"{value / 1e12:.3g}" if name in WHOLE else f"{value / 1e9:.4g}"
+        line = say[f"measured_{name}"].format(rate=rate)
+        yield f"{line} ({say['no_sheet']})" if name.startswith("cpu") else line
     for what in machine.unseen:
         yield f"{say['unseen']}: {what}"
 

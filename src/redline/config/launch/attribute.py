@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from redline.config.flags import MANY, UNSET, Spelling, to_flag
 from redline.config.launch.launch import FlagUse
-from redline.config.launch.megatron_names import LAUNCH_KEYS, SWITCHES, VALUED
+from redline.config.launch.megatron_names import LAUNCH_KEYS, NEMO_KEYS, SWITCHES, VALUED
 from redline.config.launch.successors import old_spelling, rewritten
 from redline.config.launch.values import Alt, Hole, Item, Items, Lit, Place, Text, cut, render, variants
 from redline.config.layers import Layer
@@ -22,6 +22,8 @@ from redline.config.problems import Problem, nearest
 from redline.config.tree import spellings
 
 MAX_FLAGS = 2_000
+# Words of NeMo's trainer.precision.
+PRECISIONS = {"bf16": "bf16", "bf16-mixed": "bf16", "16": "fp16", "16-mixed": "fp16", "32": "fp32"}
 OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_][\w.]*\.)?([A-Za-z_]\w*)=(.*)", re.DOTALL)
 
 
@@ -169,6 +171,8 @@ def _record(typed: _Typed, found: Attributed) -> None:
     flag = typed.flag
     value = " ".join(map(render, typed.values)) if typed.values else None
     name, spelling = _spelling(flag)
+    if flag.rpartition(".")[2] == "precision" and (kind := PRECISIONS.get(value or "")):
+        typed, name, spelling = replace(typed, values=()), f"--{kind}", spellings().get(f"--{kind}")
     words = rewritten(flag, value)
     if spelling is None and words:
         name, spelling = words[0], spellings().get(words[0])
@@ -214,7 +218,8 @@ def _spelling(flag: str) -> tuple[str, Spelling | None]:
     """The spelling that a flag, or a dotted override, is."""
     if flag.startswith("-"):
         return flag, spellings().get(flag)
-    name = to_flag(flag.rpartition(".")[2])
+    key = flag.rpartition(".")[2]
+    name = to_flag(NEMO_KEYS.get(key, key))
     return name, spellings().get(name)
 
 

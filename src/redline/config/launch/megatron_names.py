@@ -242,3 +242,10 @@ VALUED = PARSER_VALUED | OLDER_VALUED | FORK_VALUED
 NODE_KEYS = frozenset({"num_nodes", "nnodes"})
 PROCESS_KEYS = frozenset({"devices", "nproc_per_node", "num_gpus"})
 LAUNCH_KEYS = NODE_KEYS | PROCESS_KEYS
+# Keys of NeMo's model section whose names differ from Megatron-LM's.
+NEMO_KEYS = {
+    "encoder_seq_length": "seq_length",
+    "activations_checkpoint_granularity": "recompute_granularity",
+    "activations_checkpoint_method": "recompute_method",
+    "activations_checkpoint_num_layers": "recompute_num_layers",
+}

@@ -11,6 +11,7 @@ from redline.config.launch.attribute import Attributed, attribute
 from redline.config.launch.bash import source_of_file
 from redline.config.launch.files import read_run_folder, read_toml, read_yaml, yaml_into
 from redline.config.launch.launch import Assumption, Launch
+from redline.config.launch.megatron_names import NODE_KEYS, PROCESS_KEYS
 from redline.config.launch.run import beside, read_program
 from redline.config.launch.shell import Command, Notes, Scalar, Shell, Words
 from redline.config.launch.values import Hole, Items, Lit, Place, Text, holes, known, lit, render, split
@@ -102,6 +103,7 @@ def _read_bash(path: Path, set_values: Mapping[str, str]) -> Launch:
         )
     best = max(candidates, key=lambda candidate: candidate.flags.understood)
     running = processes(best.command, best.at, notes) if best.entry else Processes()
+    _trainer_counts(best.flags, running)
     _yaml_config(best.flags, notes)
     ledger = _Assumptions(notes)
     ledger.flags(best.flags)
@@ -164,6 +166,22 @@ def _fragment(shell: Shell, notes: Notes) -> _Candidate | None:
     if not flags.understood:
         return None
     return _Candidate(Command(words, shell, {}, place), None, 0, flags)
+
+
+def _trainer_counts(flags: Attributed, running: Processes) -> None:
+    """Nodes and devices of NeMo's trainer section, where plain Python starts what starts the rest."""
+    if running.launcher not in (None, "python"):
+        return
+    counts = {
+        use.flag.rpartition(".")[2]: int(use.value or 0)
+        for use in flags.uses
+        if use.flag.startswith("trainer.") and (use.value or "").isdecimal()
+    }
+    each = next((counts[key] for key in PROCESS_KEYS if key in counts), None)
+    if each is None:
+        return
+    nodes = next((counts[key] for key in NODE_KEYS if key in counts), 1)
+    running.nnodes, running.nproc_per_node, running.world_size = nodes, each, nodes * each
 
 
 def _yaml_config(flags: Attributed, notes: Notes) -> None:

@@ -46,7 +46,10 @@ def sequence_parallel(case: Case) -> Hit | None:
     """6 of the twelve: tensor parallelism without sequence parallelism."""
     if case.tp == 1 or case.config.parallel.sequence_parallel:
         return None
-    mend = Mend(values={"sequence_parallel": True, "distribute_saved_activations": False})
+    queue = {CDMC: "1"} if case.needs_one_queue and case.dialect == "megatron" else {}
+    unset = {name: value for name, value in queue.items() if case.env(name) != value}
+    values = {"sequence_parallel": True, "distribute_saved_activations": False}
+    mend = Mend(values=values, environment=unset)
     return Hit(at="tensor_model_parallel_size", words={"tp": case.tp}, mend=mend)
 
 
@@ -110,7 +113,7 @@ def tp_across_nodes(case: Case) -> Hit | None:
     return Hit(at="tensor_model_parallel_size", words=words, mend=Mend(values=values))
 
 
-@check("RL202", "communication", "error", "num_query_groups", "tensor_model_parallel_size")
+@check("RL202", "communication", "error", "num_query_groups", "num_attention_heads")
 def tp_and_groups(case: Case) -> Hit | None:
     """Query groups that tp ranks do not share evenly, or must copy."""
     model, tp = case.config.model, case.tp
@@ -208,7 +211,7 @@ def interleaving(case: Case) -> Hit | None:
     return Hit(at="pipeline_model_parallel_size", words=words, mend=best[2])
 
 
-@check("RL207", "communication", "error", "num_layers_per_virtual_pipeline_stage")
+@check("RL207", "communication", "error", "num_layers_per_virtual_pipeline_stage", "num_layers")
 def virtual_stages_divide(case: Case) -> Hit | None:
     """Virtual stages that do not divide the layers, or microbatches that do not divide over the stages."""
     p, layers = case.config.parallel, case.config.model.num_layers

@@ -31,6 +31,7 @@ SPOKEN = {
 }
 # Rules about files that Redline reads in its own way: Megatron-LM's other tokenizers take other files.
 OWN_FILES = {"tokenizer-files", "mock-data-reads-nothing"}
+MORE_FLAGS = "it may hold further flags."  # of an assumption: words that could not be read
 # Fields of Redline's own whose shorthands (--swiglu) are Megatron's flags.
 OWN_BUT_COMMON = {"activation_func", "preset"}
 
@@ -43,7 +44,7 @@ def unknown_flags(case: Case) -> Iterator[Hit]:
         if use.state == "unknown" and use.flag not in SUCCESSORS:
             words = {"flag": use.flag, "nearest": use.nearest or ""}
             mend = respelled(use)
-            if mend.values.keys() & case.launch.stated:  # it is stated in its right spelling too
+            if mend.values.keys() & {other.field for other in case.launch.flags}:  # stated rightly as well
                 mend = Mend(drop=(use.flag,))
             yield Hit(at=use.flag, words=words, text="near" if use.nearest else "", mend=mend)
 
@@ -102,7 +103,7 @@ def contradictions(case: Case) -> Iterator[Hit]:
     ):
         if problem.rule in SPOKEN or problem.rule.startswith(("not-available", "not-in-redline", "built-in")):
             continue
-        if problem.what in seen or _of_megatron(case, problem):
+        if problem.what in seen or _of_megatron(case, problem) or _unsure(case, problem):
             continue
         seen.add(problem.what)
         at = next(
@@ -114,6 +115,17 @@ def contradictions(case: Case) -> Iterator[Hit]:
         yield Hit(at=at, words=words, severity="warning" if problem.rule.startswith("needs/") else None)
 
 
+def _unsure(case: Case, problem: Problem) -> bool:
+    """Whether a rule speaks of numbers that nobody stated: they may stand where the reading ends."""
+    launch = case.launch
+    assert launch is not None
+    if problem.rule == "shape-stated":  # as read; misspelt flags are taken as meant by now
+        gone = all(case.said(name) for name in ("num_layers", "hidden_size", "num_attention_heads"))
+        return gone or any(each.why == MORE_FLAGS for each in launch.assumptions)
+    named = {table.option.field for flag in problem.flags if (table := spellings().get(flag))}
+    return any(case.missing(name) for name in named)
+
+
 def _megatron_choices(case: Case, problem: Problem) -> Problem:
     """A bad value against the choices that Megatron-LM has, not those that `redline train` obeys."""
     use = case.uses(*problem.flags)
@@ -121,7 +133,8 @@ def _megatron_choices(case: Case, problem: Problem) -> Problem:
     if use is None or spelling is None or not spelling.option.choices:
         return problem
     default = unstated(spelling.option.field, "megatron")
-    choices = [choice for choice in spelling.option.choices if choice not in ("auto", "fused")]
+    own = ("auto", "fused") if spelling.option.field == "transformer_impl" else ()
+    choices = [choice for choice in spelling.option.choices if choice not in own]
     what = f"{use.flag} {use.value}: Megatron-LM takes {', '.join(map(str, choices))}."
     mend = f"for example {spelling.option.show(default if default in choices else choices[0])}."
     return replace(problem, what=what, mend=mend)

@@ -57,7 +57,7 @@ def use_fp8(case: Case) -> Hit | None:
     return Hit(at="bf16", words={"layers": layers_worth(case)}, mend=mend)
 
 
-@check("RL108", "kernels", "error", "fp8_format")
+@check("RL108", "kernels", "error", "fp8_format", "hidden_size", "seq_length", "micro_batch_size")
 def fp8_shapes(case: Case) -> Iterator[Hit]:
     """fp8 GEMMs take tokens in multiples of 8, features of 16 (32 under mxfp8)."""
     if not case.config.precision.fp8_format:

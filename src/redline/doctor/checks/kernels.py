@@ -109,7 +109,7 @@ def vocabulary_padding(case: Case) -> Hit | None:
     return Hit(at=at, words={"size": size or "?", "unit": unit}, mend=mend)
 
 
-@check("RL102", "kernels", "hint", "kv_channels", "num_attention_heads")
+@check("RL102", "kernels", "hint", "kv_channels", "num_attention_heads", "hidden_size")
 def head_size(case: Case) -> Hit | None:
     """Heads that are no multiple of 64 channels, or too wide for the flash kernels."""
     model = case.config.model
