@@ -11,9 +11,11 @@ from redline.doctor import CHECKS, LANGUAGES, Case, Finding, Machine, diagnose, 
 from redline.doctor.gains import UNKNOWN
 from redline.doctor.links import linked
 from redline.doctor.machine import NcclLog, Nic, Pair
-from redline.doctor.runs import Loss, RunRecord
+from redline.doctor.runs import RunRecord
 from redline.formulas.traffic import skipped_share
 from redline.hardware import hardware_named
+from redline.ledger import Loss
+from redline.ledger.causes import CAUSES
 from redline.plan.cost_rates import rates_of
 
 FP16 = ("--bf16", "--grad-reduce-in-bf16", "--fp8-format", "--fp8-recipe", "--first-last-layers-bf16",
@@ -127,8 +129,11 @@ def test_evaluation_saves_the_difference(tmp_path: Path) -> None:
 
 
 def test_ledger_bounds_what_the_model_does_not_see(tmp_path: Path) -> None:
-    losses = (Loss(key="logging", account="host", cause="logging", share=0.12, mends=("RL401",)),)
-    run = RunRecord(steps=50, step_s=60.0, tokens_per_s=1.0, mfu=0.3, losses=losses)
+    mends = CAUSES["logging"].mends
+    logging = Loss(
+        key="logging", account="host", cause="logging", ms=1.0, share=0.12, points=None, mends=mends
+    )
+    run = RunRecord(steps=50, step_s=60.0, tokens_per_s=1.0, mfu=0.3, losses=(logging,))
     case = replace(case_of(tmp_path, script({"--log-interval": "1"})), run=run)
     gain = found(case, "RL401").gain
     assert gain.step_time is None and "at most 12.0% of the step" in gain.basis

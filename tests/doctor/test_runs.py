@@ -11,6 +11,8 @@ from redline.doctor import diagnose, explained, read_run
 from redline.doctor.runs import record_of
 from redline.errors import DataError
 from redline.hardware import hardware_named
+from redline.ledger import Loss, Reference, StepAccount, write_account
+from redline.ledger.causes import CAUSES
 from redline.report.doctor_text import document
 
 
@@ -55,32 +57,32 @@ def test_folder(tmp_path: Path) -> None:
         read_run(tmp_path / "nothing")
 
 
-def loss(key: str, account: str, cause: str, share: float, *mends: str) -> dict[str, object]:
-    points = 100 * share
-    return {"key": key, "account": account, "cause": cause, "ms": points, "share": share, "points": points,
-            "mends": list(mends)}  # fmt: skip
+def loss(key: str, share: float) -> Loss:
+    cause = CAUSES[key]
+    return Loss(
+        key=key, account=cause.account, cause=cause.words, ms=100 * share, share=share, points=100 * share,
+        mends=cause.mends,
+    )  # fmt: skip
 
 
-LEDGER = {
-    "version": 1,
-    "mfu": 0.31,
-    "wall_ms": 100.0,
-    "ideal_ms": 31.0,
-    "losses": [
-        loss("gemm", "kernels", "GEMMs below peak", 0.20, "RL012", "RL104"),
-        loss("dp", "communication", "exposed data-parallel collectives", 0.345, "RL005", "RL211"),
-        loss("attention", "kernels", "attention below peak", -0.01, "RL002"),
-        loss("logging", "host", "logging", 0.145, "RL401"),
-        loss("unknown", "unknown", "no evidence", 0.0),
-    ],
-}
+SHARES = {"gemm": 0.20, "dp": 0.345, "attention": -0.01, "logging": 0.145, "unknown": 0.0}
+ACCOUNT = StepAccount(
+    reference=Reference(device="NVIDIA H100", kind="cuda"),
+    steps=(4, 5),
+    wall_ms=100.0,
+    ideal_ms=31.0,
+    mfu=0.31,
+    losses=tuple(loss(key, share) for key, share in SHARES.items()),
+    operators=(),
+    modules=(),
+)
 
 
-def folder_of(path: Path, ledger: object = LEDGER) -> Path:
-    """A run's folder with a ledger, and 64 H100 of a launch that lacks both overlaps."""
+def folder_of(path: Path) -> Path:
+    """A run's folder with a ledger."""
     path.mkdir()
     (path / "metrics.jsonl").write_text("\n".join(json.dumps(step(number)) for number in range(1, 8)) + "\n")
-    (path / "ledger.json").write_text(ledger if isinstance(ledger, str) else json.dumps(ledger))
+    write_account(path / "ledger.json", ACCOUNT)
     return path
 
 
@@ -105,8 +107,10 @@ def test_ledger_explains_the_loss(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"losses": [{}], "mfu": 1}', '{"losses": 3, "mfu": null}'])
 def test_a_broken_ledger_is_refused_with_a_reason(text: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"ledger\.json is no ledger") as refused:
-        read_run(folder_of(tmp_path / "run", text))
+    folder = folder_of(tmp_path / "run")
+    (folder / "ledger.json").write_text(text)
+    with pytest.raises(DataError, match=r"ledger\.json is no account") as refused:
+        read_run(folder)
     assert refused.value.mend
 
 

@@ -13,8 +13,8 @@ from redline.doctor.gains import gain_of, gain_upon
 from redline.doctor.messages import phrases, texts_of
 from redline.doctor.registry import Check
 from redline.doctor.renames import as_meant
-from redline.doctor.runs import Loss
 from redline.errors import RedlineError
+from redline.ledger import Loss
 from redline.plan.cost import StepCost
 
 WORTH = 0.01  # of a step, from which a further round of mends is worth it

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,22 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from redline.errors import DataError
-from redline.ledger import METRICS_FILE, read_metrics, read_summary
+from redline.ledger import LEDGER_FILE, METRICS_FILE, Loss, read_account, read_metrics, read_summary
 
 WARM_UP = 3  # steps left out of every median
 SLOW = 1.3  # times the median step, from which a step counts as slow
-LEDGER_FILE = "ledger.json"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loss:
-    """One cause in a run's ledger: its share of the step's time, and the checks that may regain it."""
-
-    key: str
-    account: str
-    cause: str
-    share: float
-    mends: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +28,8 @@ class RunRecord:
         gpu: the device's name.
         choices: what ran in place of every `auto`.
         on_cpu: a CPU has no data sheet; nothing is predicted of it.
-        losses: the ledger's waterfall, empty where no step was profiled; ledger_mfu is theirs.
+        losses: what costs time in the ledger, the largest first; none where no step was profiled. ledger_mfu
+            is that of the profiled steps.
     """
 
     steps: int
@@ -85,36 +73,9 @@ def read_run(folder: Path) -> RunRecord:
     ledger = folder / LEDGER_FILE
     if not ledger.exists():
         return record_of(records, summary)
-    mfu, losses = read_losses(ledger)
-    return replace(record_of(records, summary), losses=losses, ledger_mfu=mfu)
-
-
-def read_losses(path: Path) -> tuple[float | None, tuple[Loss, ...]]:
-    """MFU of the profiled steps, and the causes that cost time, the largest first.
-
-    Raises: DataError when the file is no ledger.
-    """
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        found = [
-            Loss(
-                key=str(each["key"]),
-                account=str(each["account"]),
-                cause=str(each["cause"]),
-                share=float(each["share"]),
-                mends=tuple(map(str, each["mends"])),
-            )
-            for each in document["losses"]
-            if each["share"] is not None
-        ]
-        mfu = None if document["mfu"] is None else float(document["mfu"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
-        raise DataError(
-            f"{path} is no ledger: {type(exc).__name__} {exc}.",
-            why="a run writes it after its profiled steps.",
-            mend="profile the run again, or move the file away to do without it.",
-        ) from exc
-    return mfu, tuple(sorted((loss for loss in found if loss.share > 0), key=lambda loss: -loss.share))
+    account = read_account(ledger)
+    losses = sorted((loss for loss in account.losses if loss.share > 0), key=lambda loss: -loss.share)
+    return replace(record_of(records, summary), losses=tuple(losses), ledger_mfu=account.mfu)
 
 
 def record_of(records: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> RunRecord:

@@ -116,7 +116,8 @@ def _print_losses(console: Console, diagnosis: Diagnosis, say: Any) -> None:
         if place == 0:
             console.print(f"\n[bold]{say['losses']}[/bold]")
         account = say[f"account_{loss.account}"]
-        line = f"{share:6.1%}  {loss.cause} ({account}): {' '.join(checks) or say['no_check']}"
+        cause = say.get(f"cause_{loss.key}", loss.cause)
+        line = f"{share:6.1%}  {cause} ({account}): {' '.join(checks) or say['no_check']}"
         _print_text(console, Text(line), 2, 10)
 
 
