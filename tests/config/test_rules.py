@@ -196,6 +196,14 @@ CASES: dict[str, list[tuple[str, str]]] = {
         )
         for more in ("--sequence-parallel", "--tensor-model-parallel-size 1")
     ],
+    "recompute-auto-or-stated": [("--recompute auto --recompute-activations", "--recompute auto")],
+    "compiled-blocks-keep-their-modules": [
+        ("--use-torch-compile --recompute-activations", f"--use-torch-compile {FULL}"),
+    ],
+    "recompute-modules-exist": [
+        (f"--recompute-activations --recompute-modules {name}", "--recompute-activations")
+        for name in ("moe", "mla_up_proj")
+    ],
     "recompute-or-offload": [("--recompute-activations --cpu-offloading", "--cpu-offloading")],
     "graphs-and-full-recompute": [
         (
@@ -221,7 +229,7 @@ CASES: dict[str, list[tuple[str, str]]] = {
 }  # fmt: skip
 
 FLAT = [(rule, bad, good) for rule, cases in CASES.items() for bad, good in cases]
-TRAINING_ONLY = {"length-stated"}
+TRAINING_ONLY = {"length-stated", "recompute-modules-exist"}
 
 
 def broken(words: str, *, training: bool) -> dict[str, str]:

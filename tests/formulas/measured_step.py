@@ -19,7 +19,9 @@ def measure(shape, run, *, drop=False):
     attention = BACKENDS[run.attention]
     if run.attention == "unfused" and "masked_softmax" in run.fused:
         attention = partial(unfused_attention, softmax=fused_softmax)
-    model = Transformer(shape, attention=attention, dtype=dtype, ops=fused_ops(run.fused))
+    model = Transformer(
+        shape, attention=attention, dtype=dtype, ops=fused_ops(run.fused), recompute=run.recompute
+    )
     wide = torch.promote_types(dtype, torch.float32)
     FlatBuffers(model.named_parameters(), main_dtype=wide, grad_dtype=wide, device="cpu")
     B, S = run.micro_batch_size, run.seq_length

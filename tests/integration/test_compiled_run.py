@@ -45,6 +45,18 @@ def test_a_compiled_run_is_the_eager_run_and_resumes_bit_for_bit(
     assert all(torch.equal(saved[key], wanted[key]) for key in wanted)
 
 
+def test_whole_compiled_layers_are_recomputed(train: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One graph more: the forward that is dropped records nothing, and draws dropout."""
+    monkeypatch.setattr(compile, "BACKEND", "aot_eager")
+    full = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
+    whole = train("whole", "--use-torch-compile")
+    again = train("again", f"--use-torch-compile {full}")
+    assert again.losses == whole.losses and again.valid_losses == whole.valid_losses
+    assert again.summary["compiled"]["graphs"] == 3
+    saved, wanted = weights(again), weights(whole)
+    assert all(torch.equal(saved[key], wanted[key]) for key in wanted)
+
+
 def test_compiled_code_trains_and_is_kept(train: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """PyTorch's own compiler, on any machine with a C++ compiler; fp32 sums in another order, 6 steps.
 

@@ -193,6 +193,16 @@ RANKS = {
     "nproc_per_node": see(observe.launched),
     "max_restarts": see(observe.launched),
 }
+FULL = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+# The numbers stay the same bit for bit; the plan says what is dropped, and how much memory is left.
+RECOMPUTE = {
+    "recompute": see(observe.plan),
+    "memory_budget": see(observe.plan),
+    "recompute_granularity": see(observe.plan, value="selective"),
+    "recompute_modules": see(observe.plan),
+    "recompute_method": see(observe.plan, value="block", **FULL),
+    "recompute_num_layers": see(observe.plan, value=2, **FULL),
+}
 # The tiny run is on a CPU, where each is refused; tests/kernels holds them to their plain twins.
 FUSIONS = {
     **{
@@ -242,6 +252,7 @@ PROBES = {
     **CHECKPOINT,
     **LOGGING,
     **RANKS,
+    **RECOMPUTE,
     **FUSIONS,
     **OTHERS,
 }

@@ -237,7 +237,7 @@ def test_staged_storage_is_the_fp32_update_of_rounded_state(
     device, monkeypatch, chunk, grad, exp_avg, exp_avg_sq
 ):
     """Bitwise: round the gradient, update in fp32, round the moments; skipped steps change nothing."""
-    monkeypatch.setattr(adam_module, "CHUNK", chunk)
+    monkeypatch.setattr(adam_module, "OPTIMIZER_CHUNK", chunk)
     shapes = {"a.weight": (40, 9), "a.bias": (70,), "head.weight": (5, 5)}
     _, buffers, adam, fill = make(
         shapes,

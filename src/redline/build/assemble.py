@@ -50,6 +50,7 @@ def assemble(config: RunConfig, plan: Plan, device: torch.device, *, interpret: 
         attention=attention,
         dtype=recipe.compute,
         ops=fused_ops(kernels.fused, fuse_wgrad=config.kernels.gradient_accumulation_fusion),
+        recompute=plan.microbatch.recompute,
     )
     buffers = FlatBuffers(
         model.named_parameters(), main_dtype=recipe.main, grad_dtype=recipe.grad, device=device

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from redline.config.flags import SET, Section, flag
-from redline.config.waits import OFFLOAD, RECOMPUTE, RETIRED_CHECKPOINTING
+from redline.config.waits import MOE, OFFLOAD, RETIRED_CHECKPOINTING, TENSOR_PARALLEL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,41 +14,54 @@ class RecomputeConfig(Section):
     title: ClassVar[str] = "Activation recompute"
     account: ClassVar[str] = "memory"
 
+    recompute: Literal["none", "auto"] = flag(
+        "none",
+        own=True,
+        help="auto: the cheapest recompute that fits --memory-budget; none: as the flags below say.",
+    )
+    memory_budget: float = flag(
+        0.9,
+        own=True,
+        more_than=0,
+        at_most=1,
+        other=0.5,
+        needs={"recompute": "auto"},
+        help="Share of the device's memory that --recompute auto may fill.",
+    )
     recompute_granularity: Literal["selective", "full"] | None = flag(
         None,
-        waits_for=RECOMPUTE,
         shorthands={"--recompute-activations": "selective"},
         help="selective: named modules; full: whole layers; unset: nothing.",
     )
     recompute_method: Literal["uniform", "block"] | None = flag(
         None,
-        waits_for=RECOMPUTE,
         needs={"recompute_granularity": "full"},
         help="uniform: all layers, in units; block: the first layers of each stage.",
     )
     recompute_num_layers: int | None = flag(
         None,
         at_least=1,
-        waits_for=RECOMPUTE,
         needs={"recompute_granularity": "full"},
         help="Layers of a unit (uniform) or layers to recompute (block).",
     )
     recompute_modules: tuple[
-        Literal["core_attn", "layernorm", "mlp", "moe_act", "moe", "shared_experts", "mla_up_proj"], ...
+        Literal[
+            "core_attn", "layernorm", "activation", "mlp", "moe_act", "moe", "shared_experts", "mla_up_proj"
+        ],
+        ...,
     ] = flag(
         ("core_attn",),
-        waits_for=RECOMPUTE,
         other=("layernorm",),
         needs={"recompute_granularity": "selective"},
-        help="Modules that selective recompute drops.",
+        help="Modules that selective recompute drops; layernorm is the norm of either kind.",
     )
     distribute_saved_activations: bool = flag(
         False,
-        waits_for=RECOMPUTE,
+        waits_for=TENSOR_PARALLEL,
         needs={"recompute_granularity": "full", "recompute_method": SET},
         help="Spread saved activations over tp ranks.",
     )
-    moe_layer_recompute: bool = flag(False, waits_for=RECOMPUTE, help="Recompute whole MoE layers.")
+    moe_layer_recompute: bool = flag(False, waits_for=MOE, help="Recompute whole MoE layers.")
     checkpoint_activations: bool = flag(
         False, waits_for=RETIRED_CHECKPOINTING, help="Older form of full recompute."
     )

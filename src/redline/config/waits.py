@@ -64,11 +64,6 @@ MTP = Waits("multi-token-prediction", "it waits for multi-token prediction.")
 MOE = Waits(
     "mixture-of-experts", "it waits for mixture-of-experts training.", "train a dense model: leave it out."
 )
-RECOMPUTE = Waits(
-    "recompute",
-    "it waits for activation recompute.",
-    "leave it out; lower --micro-batch-size or --seq-length to save memory.",
-)
 OFFLOAD = Waits(
     "offload",
     "it waits for offloading to host memory.",

@@ -11,10 +11,11 @@ Vectors of the hidden size (gains and biases read in the wide dtype) are left ou
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from redline.formulas.operators import Operator
+from redline.formulas.recompute import NOTHING, Module, Recompute
 from redline.formulas.shape import ModelShape
 from redline.formulas.state import ITEM_BYTES
 from redline.units import GIB
@@ -38,6 +39,7 @@ class MicrobatchShape:
         grad_dtype: of main_grad.
         segments: documents are kept apart by a mask of every sample.
         fused: the operators that run as Redline's kernels; the others are plain PyTorch.
+        recompute: what is dropped in forward and computed again.
     """
 
     seq_length: int
@@ -49,6 +51,7 @@ class MicrobatchShape:
     grad_dtype: str = "fp32"
     segments: bool = False
     fused: frozenset[Operator] = frozenset()
+    recompute: Recompute = NOTHING
 
     @property
     def tokens(self) -> int:
@@ -87,7 +90,57 @@ def total_bytes(held: Iterable[Held]) -> int:
 
 
 def saved_by_layer(shape: ModelShape, run: MicrobatchShape) -> tuple[Held, ...]:
-    """What one layer keeps for backward."""
+    """What one layer keeps for backward, if it is in no unit of full recompute."""
+    kept = list(_made_by_layer(shape, run))
+    T, e = run.tokens, run.item
+    stream, curve = T * shape.hidden * e, T * shape.fc1_size * e
+    instead: list[tuple[Module, str, Held]] = [
+        ("layernorm", "attention.norm attention.qkv", Held("attention", "attention.norm", "input", stream)),
+        ("layernorm", "mlp.norm mlp.fc1:input", Held("mlp", "mlp.norm", "input", stream)),
+        ("activation", "mlp.activation mlp.fc1:output mlp.fc2", Held("mlp", "mlp.fc1", "output", curve)),
+        ("mlp", "mlp", Held("mlp", "mlp", "input", stream)),
+    ]
+    for module, gone, held in instead:
+        if run.recompute.drops(module):
+            kept = [*(each for each in kept if not _among(each, gone.split())), held]
+    return tuple(kept)
+
+
+def _among(held: Held, names: list[str]) -> bool:
+    """Whether one of `names` names the tensor: its part, its site, or "site:what"."""
+    return not {held.part, held.site, f"{held.site}:{held.what}"}.isdisjoint(names)
+
+
+def unit_input(shape: ModelShape, run: MicrobatchShape) -> Held:
+    """What a unit of full recompute keeps: the residual stream before its first layer."""
+    return Held("attention", "unit", "input", run.tokens * shape.hidden * run.item)
+
+
+def rebuilt_by_layer(shape: ModelShape, run: MicrobatchShape) -> tuple[Held, ...]:
+    """What selective recompute dropped and a layer makes again for its backward, by part."""
+    plain = replace(run, recompute=NOTHING)
+    again = []
+    if run.recompute.drops("core_attn"):
+        kept = set(_attention(shape, run))
+        again += [held for held in _attention(shape, plain) if held not in kept]
+    if run.recompute.drops("mlp"):
+        again += [held for held in _made_by_layer(shape, plain) if held.part == "mlp"]
+        again.append(Held("mlp", "mlp", "input, kept once", -shared_stream(shape, run)))
+    elif run.recompute.drops("activation"):
+        T, e = run.tokens, run.item
+        again += [*_activation(shape, plain), Held("mlp", "mlp.fc2", "input", T * shape.ffn * e)]
+        again.append(Held("mlp", "mlp.fc1", "output, kept once", -T * shape.fc1_size * e))
+    return tuple(again)
+
+
+def shared_stream(shape: ModelShape, run: MicrobatchShape) -> int:
+    """Bytes of the residual stream where a norm keeps it as it is, and not a wide copy."""
+    itself = "norm" in run.fused or run.wide == run.item
+    return run.tokens * shape.hidden * run.item if itself else 0
+
+
+def _made_by_layer(shape: ModelShape, run: MicrobatchShape) -> tuple[Held, ...]:
+    """Everything a layer would keep."""
     T, e = run.tokens, run.item
     saved = [
         *_norm(shape, run, "attention", "attention.norm", T, shape.hidden, fused="norm" in run.fused),
@@ -199,8 +252,13 @@ def _round_up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
 
 
-def mlp_workspace(shape: ModelShape, run: MicrobatchShape) -> tuple[Held, ...]:
-    """Needed on top of the saved layers while the last MLP runs: forward, mask drawing or backward."""
+def mlp_workspace(shape: ModelShape, run: MicrobatchShape, again: bool = False) -> tuple[Held, ...]:
+    """Needed on top of the saved layers while the last MLP runs: forward, mask drawing or backward.
+
+    Args:
+        again: its forward runs inside backward, beside the gradient of the residual stream.
+    """
+    run = replace(run, recompute=NOTHING)
     T, H, F, e, w = run.tokens, shape.hidden, shape.ffn, run.item, run.wide
     forward, draws = [], []
     plain = "activation" not in run.fused
@@ -229,12 +287,21 @@ def mlp_workspace(shape: ModelShape, run: MicrobatchShape) -> tuple[Held, ...]:
         backward = max(backward, widened, product, key=total_bytes)
     if not run.fuse_wgrad:
         backward.append(Held("mlp", "mlp.fc2", "weight gradient before it is added", H * F * e))
-    backward.append(Held("mlp", "mlp", "gradient of the residual stream", 2 * T * H * e))
+    stream = Held("mlp", "mlp", "gradient of the residual stream", 2 * T * H * e)
+    backward.append(stream)
+    if again:
+        forward.append(stream)
+        draws.append(stream)
     return tuple(max(forward, draws, backward, key=total_bytes))
 
 
 def attention_workspace(shape: ModelShape, run: MicrobatchShape) -> tuple[Held, ...]:
     """Needed on top of the saved layers, the last MLP not counted, while the last attention runs."""
+    if run.recompute.drops("core_attn"):
+        outside = run.tokens * (2 * shape.q_size + 2 * shape.kv_size) * run.item
+        held = Held("attention", "attention.core", "gradients of output, q, k, v outside", outside)
+        return (*attention_workspace(shape, replace(run, recompute=NOTHING)), held)
+    run = replace(run, recompute=NOTHING)
     T, q, kv, e, w = run.tokens, shape.q_size, shape.kv_size, run.item, run.wide
     if run.attention != "unfused":
         repeated = 2 * q if run.device == "cuda" and kv < q else 0
@@ -315,7 +382,8 @@ def _attention(shape: ModelShape, run: MicrobatchShape) -> Iterator[Held]:
             ):
                 if held.what != "wide input" or run.wide > e:  # else a view of the projection
                     yield held
-    unfused = run.attention == "unfused"
+    recomputed = run.recompute.drops("core_attn")  # then q, k and v as they are, and nothing behind them
+    unfused = run.attention == "unfused" and not recomputed
     views = run.micro_batch_size == 1 or G == 1  # then PyTorch's einsum takes k and v without copying
     whole = not unfused or views or (normed and (fused_norm or run.wide == e))
     if whole:
@@ -329,6 +397,8 @@ def _attention(shape: ModelShape, run: MicrobatchShape) -> Iterator[Held]:
         yield Held("attention", "attention.core", "v", T * kv * e)
         if not turned:
             yield Held("attention", "attention.core", "k", T * kv * e)
+    if recomputed:
+        return
     if not unfused:
         yield Held("attention", "attention.core", "log-sum-exp", T * N * ITEM_BYTES["fp32"])
         return

@@ -12,10 +12,10 @@ device's own context are separate lines that do not enter `total`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from redline.formulas.activations import (
     Held,
@@ -23,18 +23,24 @@ from redline.formulas.activations import (
     attention_workspace,
     loss_workspace,
     mlp_workspace,
+    rebuilt_by_layer,
     saved_by_embedding,
     saved_by_head,
     saved_by_layer,
+    shared_stream,
     total_bytes,
+    unit_input,
 )
 from redline.formulas.params import stored_elements
+from redline.formulas.recompute import NOTHING
 from redline.formulas.shape import ModelShape
 from redline.formulas.state import ITEM_BYTES, StateDtypes, state_bytes
 from redline.units import MIB
 
+Moment = tuple[tuple[Held, ...], tuple[Held, ...]]  # what is saved, and what is there for a moment
+Part = Literal["mlp", "attention"]
 ALIGNMENT = 64  # elements at which each parameter starts in the flat buffers
-OPTIMIZER_CHUNK = 1 << 22  # elements staged at a time where a state is stored in another dtype
+OPTIMIZER_CHUNK = 1 << 24  # elements staged by the optimizer for each state of another dtype
 # Measured on an H200 with torch 2.11 over eleven models, dtypes and backends.
 LIBRARY_WORKSPACE = {"cpu": 0, "cuda": 64 * MIB}  # cuBLAS and cuBLASLt; less before Hopper
 CONTEXT = {"cpu": 0, "cuda": 768 * MIB}  # CUDA context and kernels, outside the allocator
@@ -126,16 +132,13 @@ def training_memory(shape: ModelShape, run: MicrobatchShape, dtypes: StateDtypes
         dtypes: of parameters, gradients and optimizer state.
     """
     state = state_bytes(stored_elements(shape, ALIGNMENT), dtypes)
-    layer = saved_by_layer(shape, run)
     embedding, head = saved_by_embedding(shape, run), saved_by_head(shape, run)
-    layers = layer * shape.num_layers
-    last_attention = tuple(held for held in layer if held.part == "attention")
-    before_last_mlp = layer * (shape.num_layers - 1) + last_attention
-    moments: dict[str, tuple[tuple[Held, ...], tuple[Held, ...]]] = {
-        "loss": (embedding + layers + head, loss_workspace(shape, run)),
-        "mlp": (embedding + layers, mlp_workspace(shape, run)),
-        "attention": (embedding + before_last_mlp, attention_workspace(shape, run)),
-        "optimizer": ((), (Held("head", "optimizer", "staging", _optimizer_scratch(dtypes, run)),)),
+    mlp, attention = (_worst(_backward(shape, run, part)) for part in ("mlp", "attention"))
+    moments: dict[str, Moment] = {
+        "loss": (embedding + saved_by_layers(shape, run) + head, loss_workspace(shape, run)),
+        "mlp": (embedding + mlp[0], mlp[1]),
+        "attention": (embedding + attention[0], attention[1]),
+        "optimizer": ((), (Held("head", "optimizer", "staging", _optimizer_scratch(shape, dtypes, run)),)),
     }
     library = LIBRARY_WORKSPACE[run.device]
     held = sum(state.values()) + library
@@ -155,19 +158,63 @@ def training_memory(shape: ModelShape, run: MicrobatchShape, dtypes: StateDtypes
     return MemoryEstimate((stage,))
 
 
+def saved_by_layers(shape: ModelShape, run: MicrobatchShape) -> tuple[Held, ...]:
+    """What all layers keep at the end of forward: inputs of recomputed units, and the layers behind them."""
+    units = run.recompute.units(shape.num_layers)
+    covered = units[-1].stop if units else 0
+    return (unit_input(shape, run),) * len(units) + saved_by_layer(shape, run) * (shape.num_layers - covered)
+
+
+def _backward(shape: ModelShape, run: MicrobatchShape, part: Part) -> Iterator[Moment]:
+    """The moments of backward at which `part` of a layer could be the peak.
+
+    They are the last layer in no unit, the last unit, and the last unit of full length.
+    """
+    units, plain = run.recompute.units(shape.num_layers), replace(run, recompute=NOTHING)
+    if not units or units[-1].stop < shape.num_layers:
+        drops = run.recompute.drops
+        rebuilt = tuple(held for held in rebuilt_by_layer(shape, run) if held.part == part)
+        kept = _up_to(saved_by_layers(shape, run), saved_by_layer(shape, run), part)
+        yield kept, rebuilt + _workspace(shape, run, part, again=drops("mlp") or drops("activation"))
+    layer = saved_by_layer(shape, plain)
+    for last in {len(units), sum(len(unit) == len(units[0]) for unit in units)} - {0}:
+        inputs = (unit_input(shape, run),) * last
+        twice = Held("attention", "unit", "input, kept once", -shared_stream(shape, run))
+        kept = _up_to(layer * len(units[last - 1]), layer, part)
+        yield (*inputs, twice, *kept), _workspace(shape, plain, part, again=True)
+
+
+def _workspace(shape: ModelShape, run: MicrobatchShape, part: Part, *, again: bool) -> tuple[Held, ...]:
+    return mlp_workspace(shape, run, again) if part == "mlp" else attention_workspace(shape, run)
+
+
+def _up_to(saved: tuple[Held, ...], layer: tuple[Held, ...], part: Part) -> tuple[Held, ...]:
+    """`saved`, without the MLP of its last layer where backward has come to that layer's attention."""
+    if part == "mlp":
+        return saved
+    return saved[: len(saved) - len(layer)] + tuple(held for held in layer if held.part == "attention")
+
+
+def _worst(moments: Iterator[Moment]) -> Moment:
+    return max(moments, key=lambda moment: total_bytes((*moment[0], *moment[1])))
+
+
 def activation_table(shape: ModelShape, run: MicrobatchShape) -> tuple[tuple[int, Held], ...]:
     """Every saved tensor with how often it is saved: once a layer, or once."""
     once = [(1, held) for held in saved_by_embedding(shape, run)]
-    layers = [(shape.num_layers, held) for held in saved_by_layer(shape, run)]
-    return (*once, *layers, *((1, held) for held in saved_by_head(shape, run)))
+    units = run.recompute.units(shape.num_layers)
+    plain = shape.num_layers - (units[-1].stop if units else 0)
+    layers = [(len(units), unit_input(shape, run)), *((plain, held) for held in saved_by_layer(shape, run))]
+    return (*once, *(line for line in layers if line[0]), *((1, held) for held in saved_by_head(shape, run)))
 
 
-def _optimizer_scratch(dtypes: StateDtypes, run: MicrobatchShape) -> int:
+def _optimizer_scratch(shape: ModelShape, dtypes: StateDtypes, run: MicrobatchShape) -> int:
     """Scratch in the main dtype for each state that is stored in another one; the fused update needs none."""
     if "adamw" in run.fused:
         return 0
     staged = [dtype for dtype in (dtypes.grad, dtypes.exp_avg, dtypes.exp_avg_sq) if dtype != dtypes.main]
-    return len(staged) * OPTIMIZER_CHUNK * ITEM_BYTES[dtypes.main]
+    elements = min(OPTIMIZER_CHUNK, stored_elements(shape, ALIGNMENT))
+    return len(staged) * elements * ITEM_BYTES[dtypes.main]
 
 
 def _sum_by(held: tuple[Held, ...], key: Any) -> dict[str, int]:

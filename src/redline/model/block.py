@@ -21,30 +21,47 @@ dtype, w = max(e, 4) that of the wide one; q = N D, kv = G D; F1 = 2 F for a gat
     input of fc2         e F
     dropout, twice       H each: the mask
 
+Recompute takes lines away (recompute.py): `layernorm` leaves of norms, qkv and fc1 the input of the norms;
+`activation` of the three lines before dropout the output of fc1; `core_attn` nothing that the backend keeps
+beside its output; `mlp` of everything behind x' nothing but x'.
+
 What does not grow with the number of tokens is left out: wide copies of gains and biases, rotary angles (one
 table for all layers), and the S x S mask of the unfused attention.
 """
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
 from redline.attention import Attention, MaskSpec
+from redline.formulas.recompute import NOTHING, Recompute
 from redline.formulas.shape import ModelShape
 from redline.model.heads import Heads
 from redline.model.modules import Activation, Linear, Norm, Site
 from redline.model.ops import Ops
 from redline.model.random import ATTENTION, ATTENTION_OUTPUT, MLP_OUTPUT, DropoutState, dropout_at
+from redline.model.recompute import checkpoint
 from redline.model.rope import RopeTable
 
 
 class SelfAttention(nn.Module):
     """x + dropout(attention(norm(x)) W_proj^T + b), with N query heads over G groups of keys and values."""
 
-    def __init__(self, shape: ModelShape, *, attention: Attention, ops: Ops, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        shape: ModelShape,
+        *,
+        attention: Attention,
+        ops: Ops,
+        dtype: torch.dtype,
+        recompute: Recompute = NOTHING,
+    ) -> None:
         super().__init__()
         self.shape, self.ops, self.attention = shape, ops, attention
+        self.recompute_core = recompute.drops("core_attn")
         q, kv, D = shape.q_size, shape.kv_size, shape.head_dim
         self.heads = Heads(shape.num_heads, shape.num_groups, D)
         self.norm = Norm(shape.hidden, shape=shape, norm=ops.norm, dtype=dtype)
@@ -55,7 +72,7 @@ class SelfAttention(nn.Module):
             affine = shape.qk_norm == "norm"
             self.q_norm = Norm(D, shape=shape, norm=ops.norm, dtype=dtype, affine=affine)
             self.k_norm = Norm(D, shape=shape, norm=ops.norm, dtype=dtype, affine=affine)
-        self.qkv_site = Site(self.norm, self.qkv)
+        self.qkv_site = Site(self.norm, self.qkv, rebuild=recompute.drops("layernorm"))
         self.proj_site = Site(None, self.proj)
         self.softmax_scale = D**-0.5 if shape.softmax_scale is None else shape.softmax_scale
 
@@ -64,14 +81,14 @@ class SelfAttention(nn.Module):
     ) -> Tensor:
         """[S, B, H] -> [S, B, H], the residual included."""
         q_SBND, k_SBGD, v_SBGD = self._heads(self.qkv_site(x_SBH), rope)
-        context_SBND = self.attention(
-            q_SBND,
-            k_SBGD,
-            v_SBGD,
-            mask,
+        core = partial(
+            self.attention,
+            mask=mask,
             softmax_scale=self.softmax_scale,
             dropout=dropout_at(dropout, ATTENTION, self.shape.attention_dropout),
         )
+        run = partial(checkpoint, core) if self.recompute_core else core
+        context_SBND = run(q_SBND, k_SBGD, v_SBGD)
         y_SBH = self.proj_site(context_SBND.flatten(2))
         output_dropout = dropout_at(dropout, ATTENTION_OUTPUT, self.shape.hidden_dropout)
         return self.ops.bias_dropout_add(y_SBH, self.proj.bias, x_SBH, output_dropout)
@@ -93,15 +110,19 @@ class SelfAttention(nn.Module):
 class MLP(nn.Module):
     """x + dropout(activation(norm(x) W_1^T + b_1) W_2^T + b_2); fc1 is [gate; up] for a gated activation."""
 
-    def __init__(self, shape: ModelShape, *, ops: Ops, dtype: torch.dtype) -> None:
+    def __init__(
+        self, shape: ModelShape, *, ops: Ops, dtype: torch.dtype, recompute: Recompute = NOTHING
+    ) -> None:
         super().__init__()
         self.shape, self.ops = shape, ops
         bias = shape.bias_linear
         self.norm = Norm(shape.hidden, shape=shape, norm=ops.norm, dtype=dtype)
         self.fc1 = Linear(shape.hidden, shape.fc1_size, bias=bias, ops=ops, dtype=dtype, defer_bias=True)
         self.fc2 = Linear(shape.ffn, shape.hidden, bias=bias, ops=ops, dtype=dtype, defer_bias=True)
-        self.fc1_site = Site(self.norm, self.fc1)
-        self.fc2_site = Site(Activation(self.fc1, ops.activation, shape.activation), self.fc2)
+        whole = recompute.drops("mlp")  # then nothing inside is kept, and nothing inside needs rebuilding
+        activation = Activation(self.fc1, ops.activation, shape.activation)
+        self.fc1_site = Site(self.norm, self.fc1, rebuild=recompute.drops("layernorm") and not whole)
+        self.fc2_site = Site(activation, self.fc2, rebuild=recompute.drops("activation") and not whole)
 
     def forward(self, x_SBH: Tensor, dropout: DropoutState | None) -> Tensor:
         """[S, B, H] -> [S, B, H], the residual included."""
@@ -113,15 +134,24 @@ class MLP(nn.Module):
 class Block(nn.Module):
     """Attention, then MLP, each on the normalised residual stream."""
 
-    def __init__(self, shape: ModelShape, *, attention: Attention, ops: Ops, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        shape: ModelShape,
+        *,
+        attention: Attention,
+        ops: Ops,
+        dtype: torch.dtype,
+        recompute: Recompute = NOTHING,
+    ) -> None:
         super().__init__()
-        self.attention = SelfAttention(shape, attention=attention, ops=ops, dtype=dtype)
-        self.mlp = MLP(shape, ops=ops, dtype=dtype)
+        self.recompute_mlp = recompute.drops("mlp")
+        self.attention = SelfAttention(shape, attention=attention, ops=ops, dtype=dtype, recompute=recompute)
+        self.mlp = MLP(shape, ops=ops, dtype=dtype, recompute=recompute)
 
     def forward(
         self, x_SBH: Tensor, rope: RopeTable | None, mask: MaskSpec, dropout: DropoutState | None
     ) -> Tensor:
         """[S, B, H] -> [S, B, H]; `dropout` is the state narrowed to this layer, None in evaluation."""
         x_SBH = self.attention(x_SBH, rope, mask, dropout)
-        x_SBH = self.mlp(x_SBH, dropout)
-        return x_SBH
+        mlp = partial(self.mlp, dropout=dropout)
+        return checkpoint(mlp, x_SBH) if self.recompute_mlp else mlp(x_SBH)

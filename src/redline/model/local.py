@@ -52,7 +52,9 @@ def norm(
         weight_C: the gain, or the gain minus one when `zero_centered`; None for a gain of one.
         dtype: of the output.
     """
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    # The alias gathers the gradients of a norm's several reads of x. Whoever else reads x is then met by one
+    # sum, as under recompute, and the bits are the same.
+    wide = x.view_as(x).to(torch.promote_types(x.dtype, torch.float32))
     gain_C = None if weight_C is None else read(weight_C)
     if gain_C is not None and zero_centered:
         gain_C = gain_C + 1.0

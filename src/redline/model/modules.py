@@ -13,6 +13,7 @@ from redline.formulas.shape import Activation as ActivationKind
 from redline.formulas.shape import ModelShape
 from redline.model.local import Affine
 from redline.model.ops import Ops
+from redline.model.recompute import rebuilt
 
 
 def parameter(*size: int, dtype: torch.dtype) -> nn.Parameter:
@@ -102,11 +103,18 @@ class Site:
 
     It owns nothing: the parameters stay in the modules it calls. An implementation that fuses both replaces
     the Site by its own object and decides what is saved for backward.
+
+    Attributes:
+        rebuild: keep the prologue's input for backward and not its output, which is made again just before
+            the weight gradient's GEMM reads it (`--recompute-modules layernorm activation`).
     """
 
     prologue: Callable[[Tensor], Tensor] | None
     gemm: Linear
+    rebuild: bool = False
 
     def __call__(self, x: Tensor) -> Tensor:
+        if self.rebuild and self.prologue is not None:
+            return rebuilt(self.prologue, x, self.gemm)
         y: Tensor = self.gemm(x if self.prologue is None else self.prologue(x))
         return y

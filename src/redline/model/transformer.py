@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
 from redline.attention import Attention, MaskSpec
 from redline.errors import ShapeError
+from redline.formulas.recompute import NOTHING, Recompute
 from redline.formulas.shape import ModelShape
 from redline.model.block import Block
 from redline.model.local import true_columns
 from redline.model.modules import Norm, parameter
 from redline.model.ops import Ops, local_ops
 from redline.model.random import EMBEDDING, DropoutState, dropout_at
-from redline.model.rope import rope_table
+from redline.model.recompute import checkpoint
+from redline.model.rope import RopeTable, rope_table
 
 
 class Table(nn.Module):
@@ -57,6 +61,7 @@ class Transformer(nn.Module):
         ops: the implementation of everything but attention.
         residual_dtype: of the residual stream (`--fp32-residual-connection`); None: `dtype`.
         label_smoothing: see local.cross_entropy.
+        recompute: what training drops in forward and computes again; head and loss are never part of it.
     """
 
     def __init__(
@@ -68,14 +73,24 @@ class Transformer(nn.Module):
         ops: Ops | None = None,
         residual_dtype: torch.dtype | None = None,
         label_smoothing: float = 0.0,
+        recompute: Recompute = NOTHING,
     ) -> None:
         super().__init__()
         assert shape.num_experts == 0 and shape.mtp_num_layers == 0, "the config rules refuse these"
         ops = local_ops() if ops is None else ops
         self.shape, self.dtype, self.ops, self.label_smoothing = shape, dtype, ops, label_smoothing
         self.embedding = Embedding(shape, ops=ops, dtype=dtype, residual_dtype=residual_dtype or dtype)
+        self.units = recompute.units(shape.num_layers)
+        in_units = {index for unit in self.units for index in unit}
         self.layers = nn.ModuleList(
-            Block(shape, attention=attention, ops=ops, dtype=dtype) for _ in range(shape.num_layers)
+            Block(
+                shape,
+                attention=attention,
+                ops=ops,
+                dtype=dtype,
+                recompute=NOTHING if index in in_units else recompute,
+            )
+            for index in range(shape.num_layers)
         )
         self.final_norm = Norm(shape.hidden, shape=shape, norm=ops.norm, dtype=dtype)
         self.head = None if shape.tied else Table(shape.padded_vocab_size, shape.hidden, dtype)
@@ -102,10 +117,27 @@ class Transformer(nn.Module):
             )
         x_SBH = self.embedding(tokens_BS, positions_BS, None if dropout is None else dropout.embedding())
         rope = rope_table(self.shape, S, self.dtype, tokens_BS.device)
-        for index, layer in enumerate(self.layers):
-            x_SBH = layer(x_SBH, rope, mask, None if dropout is None else dropout.layer(index))
-        hidden_SBH: Tensor = self.final_norm(x_SBH)
+        run = partial(self._run_layers, rope=rope, mask=mask, dropout=dropout)
+        done = 0
+        for unit in self.units:
+            x_SBH = checkpoint(partial(run, unit), x_SBH)
+            done = unit.stop
+        hidden_SBH: Tensor = self.final_norm(run(range(done, len(self.layers)), x_SBH))
         return hidden_SBH
+
+    def _run_layers(
+        self,
+        indices: range,
+        x_SBH: Tensor,
+        *,
+        rope: RopeTable | None,
+        mask: MaskSpec,
+        dropout: DropoutState | None,
+    ) -> Tensor:
+        """These layers one after the other."""
+        for index in indices:
+            x_SBH = self.layers[index](x_SBH, rope, mask, None if dropout is None else dropout.layer(index))
+        return x_SBH
 
     @property
     def head_weight(self) -> Tensor:

@@ -29,6 +29,7 @@ from torch.optim.adamw import adamw
 
 from redline.choice import Choice
 from redline.errors import ConfigError
+from redline.formulas.memory import OPTIMIZER_CHUNK
 from redline.optim.adam_triton import TritonUpdate
 from redline.optim.flat import Buffer, FlatBuffers, Kind
 from redline.optim.groups import Group, segments
@@ -41,7 +42,6 @@ WHAT_RUNS = {
     "reference": "the plain twin was asked for by name",
 }
 STAGED: tuple[Kind, ...] = ("main_grad", "exp_avg", "exp_avg_sq")
-CHUNK = 1 << 24  # elements staged at a time: 64 MiB a scratch in fp32, 75 calls for 1.2e9 parameters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,12 +119,12 @@ def _launches(buffer: Buffer) -> Iterator[Launch]:
         return
     main_param = buffer.tensors["main_param"]
     scratch = {
-        kind: main_param.new_empty(min(CHUNK, main_param.numel()))
+        kind: main_param.new_empty(min(OPTIMIZER_CHUNK, main_param.numel()))
         for kind in STAGED
         if buffer.tensors[kind].dtype != main_param.dtype
     }
     for group, ranges in segments(buffer.slots).items():
-        for batch in _batches(ranges, CHUNK) if scratch else [ranges]:
+        for batch in _batches(ranges, OPTIMIZER_CHUNK) if scratch else [ranges]:
             yield _make_launch(buffer, group, batch, scratch)
 
 

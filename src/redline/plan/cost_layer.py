@@ -270,6 +270,12 @@ def _recompute(setup: Setup, rates: Rates, forward: Parts, gemms: list[_Gemm]) -
         dtype = "fp8" if setup.fp8 else setup.dtype
         if "core_attn" in setup.recompute_modules:
             parts.add("recompute", _attention_core(setup, rates)[0])
+        item = 2 * setup.tokens / setup.grid.tp
+        if "activation" in setup.recompute_modules:
+            parts.add("recompute", stream_s(rates, item * (setup.shape.fc1_size + setup.shape.ffn)))
+        if "layernorm" in setup.recompute_modules:
+            split = setup.grid.tp if setup.sequence_parallel else 1
+            parts.add("recompute", 2 * stream_s(rates, 2 * setup.tokens / split * 2 * setup.shape.hidden))
         if "mlp" in setup.recompute_modules:
             again = sum(gemm_s(rates, gemm.tokens, gemm.n, gemm.k, dtype) for gemm in gemms[2:4])
             parts.add("recompute", again + 0.5 * forward.seconds.get("elementwise", 0.0))

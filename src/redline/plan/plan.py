@@ -18,6 +18,7 @@ from redline.formulas.flops import CONVENTIONS, Convention, TokenFlops, flops_pe
 from redline.formulas.memory import MemoryEstimate, training_memory
 from redline.formulas.operators import Operator
 from redline.formulas.params import ParameterCount, count_parameters
+from redline.formulas.recompute import NOTHING
 from redline.formulas.resolve import shape_of
 from redline.formulas.shape import ModelShape
 from redline.formulas.state import StateDtypes
@@ -27,6 +28,14 @@ from redline.plan.dtypes import choose_precision, state_dtypes
 from redline.plan.grid import RankGrid, make_grid
 from redline.plan.kernels import Conditions, choose_kernels
 from redline.plan.lr import LrSchedule, ScheduleSpec, WeightDecaySchedule
+from redline.plan.recompute import (
+    RecomputeCost,
+    RecomputeSearch,
+    recompute_choice,
+    recompute_cost,
+    recompute_search,
+    stated_recompute,
+)
 from redline.plan.rules import broken
 
 
@@ -67,6 +76,8 @@ class Plan:
         memory: predicted peak of a rank.
         flops: model FLOPs of a token in each convention.
         choices: what was chosen for every `auto` so far; build adds its own.
+        search: what `--recompute auto` decides by, once the kernels are known; None where it is stated.
+        recompute_cost: predicted time of recomputing.
     """
 
     shape: ModelShape
@@ -82,12 +93,28 @@ class Plan:
     memory: MemoryEstimate
     flops: Mapping[Convention, TokenFlops]
     choices: tuple[Choice, ...]
+    search: RecomputeSearch | None
+    recompute_cost: RecomputeCost
 
     def with_implementation(self, attention: str, fused: frozenset[Operator]) -> Plan:
         """The plan with the attention and the kernels that build has chosen, and the memory they need."""
-        microbatch = replace(self.microbatch, attention=attention, fused=fused)
-        memory = training_memory(self.shape, microbatch, self.dtypes)
-        return replace(self, microbatch=microbatch, memory=memory)
+        return self._with_memory(replace(self.microbatch, attention=attention, fused=fused))
+
+    def _with_memory(self, microbatch: MicrobatchShape) -> Plan:
+        """The plan with this microbatch: what is recomputed, and the memory that leaves."""
+        shape, dtypes, choice = self.shape, self.dtypes, None
+        if self.search is not None:
+            found, choice = self.search.best(shape, microbatch, dtypes)
+            microbatch = replace(microbatch, recompute=found)
+        memory = training_memory(shape, microbatch, dtypes)
+        if choice is None and microbatch.recompute != NOTHING:
+            plain = training_memory(shape, replace(microbatch, recompute=NOTHING), dtypes)
+            choice = recompute_choice(
+                microbatch.recompute, self.recompute_cost, plain.total - memory.total, shape.num_layers
+            )
+        choices = tuple(each for each in self.choices if each.what != "recompute")
+        choices += () if choice is None else (choice,)
+        return replace(self, microbatch=microbatch, memory=memory, choices=choices)
 
     def tokens_per_step(self, consumed_samples: int) -> int:
         """Tokens of the step that starts after `consumed_samples` sequences, over all ranks."""
@@ -120,8 +147,10 @@ def make_plan(config: RunConfig, hardware: Hardware, vocab_size: int, world_size
         grad_dtype=dtypes.grad,
         segments=config.data.reset_attention_mask,
         fused=choose_kernels(config.kernels, shape, expected).fused,
+        recompute=stated_recompute(config),
     )
-    return Plan(
+    cost = recompute_cost(config, hardware, vocab_size, world_size)
+    plan = Plan(
         shape=shape,
         parameters=count_parameters(shape),
         grid=grid,
@@ -135,7 +164,10 @@ def make_plan(config: RunConfig, hardware: Hardware, vocab_size: int, world_size
         memory=training_memory(shape, microbatch, dtypes),
         flops=MappingProxyType({name: flops_per_token(shape, seq_length, name) for name in CONVENTIONS}),
         choices=(precision,),
+        search=recompute_search(config, hardware, cost),
+        recompute_cost=cost,
     )
+    return plan._with_memory(microbatch)
 
 
 def plan_grid(config: RunConfig, world_size: int) -> RankGrid:

@@ -278,6 +278,55 @@ def full_recompute_states(config: RunConfig) -> Broken:
 
 
 @rule(
+    "recompute-auto-or-stated",
+    "recompute",
+    "recompute_granularity",
+    why="--recompute auto makes the choice that the other flags state.",
+)
+def recompute_auto_or_stated(config: RunConfig) -> Broken:
+    r = config.recompute
+    if r.recompute != "auto" or r.recompute_granularity is None:
+        return None
+    return "--recompute auto is given beside --recompute-granularity.", "keep one of them."
+
+
+@rule(
+    "compiled-blocks-keep-their-modules",
+    "use_torch_compile",
+    "recompute_granularity",
+    why="a block is compiled as one graph, and dropping a module's tensors happens between operators.",
+)
+def compiled_blocks_keep_their_modules(config: RunConfig) -> Broken:
+    if not config.compile.use_torch_compile or config.recompute.recompute_granularity != "selective":
+        return None
+    return (
+        "--use-torch-compile does not go with --recompute-granularity selective.",
+        "recompute whole layers: --recompute-granularity full, or --recompute auto.",
+    )
+
+
+@rule(
+    "recompute-modules-exist",
+    "recompute_modules",
+    "recompute_granularity",
+    "num_experts",
+    why="what the model does not have cannot be dropped.",
+    training=True,
+)
+def recompute_modules_exist(config: RunConfig) -> Broken:
+    r = config.recompute
+    if r.recompute_granularity != "selective":
+        return None
+    absent = {"mla_up_proj": "multi-latent attention"}
+    if not config.moe.num_experts:
+        absent |= dict.fromkeys(("moe_act", "moe", "shared_experts"), "experts")
+    name = next((name for name in r.recompute_modules if name in absent), None)
+    if name is None:
+        return None
+    return f"--recompute-modules {name}: the model has no {absent[name]}.", f"leave {name} out."
+
+
+@rule(
     "saved-activations-spread",
     "distribute_saved_activations",
     "tensor_model_parallel_size",
