@@ -1,6 +1,8 @@
 """`redline doctor`: verdict, exit code, JSON, SARIF, patch, languages; quick and without torch."""
 
+import io
 import json
+import re
 import resource
 import subprocess
 import sys
@@ -8,10 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from redline.cli.doctor import main
+from redline.config.launch import read_launch
+from redline.doctor import Case, diagnose
 from redline.errors import RedlineError
+from redline.hardware import hardware_named
 from redline.ledger import METRICS_FILE
+from redline.report.doctor_text import print_report
 
 SCRIPT = """\
 #!/bin/bash
@@ -205,3 +212,47 @@ def test_quick_and_without_torch(tmp_path: Path) -> None:
         took.append(end.ru_utime + end.ru_stime - start.ru_utime - start.ru_stime)
         assert done.returncode == 0, done.stderr
     assert min(took) < 1.0  # processor seconds, start included
+
+
+def test_lines_hang_on_a_terminal_and_stay_whole_in_a_file(script: Path) -> None:
+    """Wrapped between words, at 60 columns, deeper than the line begins; flags are never cut."""
+    diagnosis = diagnose(case_of_path(script))
+    wrapped, whole = io.StringIO(), io.StringIO()
+    print_report(
+        Console(file=wrapped, width=60, force_terminal=True, no_color=True), diagnosis, [], "en", "x"
+    )
+    print_report(Console(file=whole, width=60), diagnosis, [], "en", "x")
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", wrapped.getvalue()).splitlines()
+    inside = [line for line in lines if line.startswith("      ")]
+    assert inside and all(len(line) <= 60 or " " not in line.strip() for line in inside)
+    begun = [number for number, line in enumerate(lines) if line.startswith("      why:")]
+    assert any(lines[number + 1].startswith("        ") for number in begun)
+    joined = re.sub(r"\s+", " ", " ".join(lines))
+    assert re.sub(r"\s+", " ", whole.getvalue()).strip() == joined.strip()
+    assert max(map(len, whole.getvalue().splitlines())) > 100
+
+
+def case_of_path(path: Path) -> Case:
+    launch = read_launch(path)
+    hardware = hardware_named("h100")
+    return Case(launch=launch, world_size=16, hardware=hardware, environment={"NCCL_IB_DISABLE": "1"})
+
+
+BROKEN = {
+    "half a string": 'ARGS="--num-layers 2\ntorchrun pretrain_gpt.py $ARGS\n',
+    "nothing but a flag": "torchrun pretrain_gpt.py --\n",
+    "numbers without end": "python pretrain_gpt.py --num-layers 9999999999999999999999 --hidden-size 1e9\n",
+    "negative": "python pretrain_gpt.py --num-layers -4 --hidden-size 0 --num-attention-heads 0 --bf16\n",
+    "all is twice": "python pretrain_gpt.py --bf16 --bf16 --fp16 --num-layers 2 --num-layers 3\n",
+}
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+@pytest.mark.parametrize("text", BROKEN.values(), ids=BROKEN)
+def test_broken_input_ends_in_a_report_or_a_reason(text: str, lang: str, tmp_path: Path, capsys: Any) -> None:
+    path, out = tmp_path / "run.sh", tmp_path / "out.sh"
+    path.write_text(text)
+    try:
+        assert main([str(path), "--gpu", "h100", "--lang", lang, "--fix", str(out)]) in (0, 1)
+    except RedlineError as error:
+        assert error.what and error.why and error.mend and error.exit_code == 2

@@ -162,3 +162,9 @@ def test_small_models_of_one_node_keep_their_words(tmp_path: Path) -> None:
     """A launch without tp has nothing to say about queues, NVLink or sequence parallelism."""
     text = script(SMALL, NO_LAYOUT, {"CUDA_DEVICE_MAX_CONNECTIONS": None})
     assert not {"RL006", "RL008", "RL009", "RL201"} & ids(case_of(tmp_path, text, gpus=8))
+
+
+@pytest.mark.parametrize("size", [32256, 152064])
+def test_a_padded_vocabulary_is_a_vocabulary(size: int, tmp_path: Path) -> None:
+    case = case_of(tmp_path, TOY.format(more=f"--padded-vocab-size {size}"), gpus=8)
+    assert case.setup is not None and case.setup.shape.padded_vocab_size == size

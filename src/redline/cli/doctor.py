@@ -157,8 +157,8 @@ def _case(asked: Any) -> tuple[Case, list[dict[str, Any]], str]:
         world_size = p.tensor_model_parallel_size * p.pipeline_model_parallel_size * p.context_parallel_size
         if dialect == "megatron":
             assumed.append(_assumption("gpus", "--gpus", asked.lang))
-    vocab_open = launch.config.model.vocab_size is None and launch.config.model.preset is None
-    if vocab_open:
+    model = launch.config.model
+    if model.vocab_size is None and model.padded_vocab_size is None and model.preset is None:
         assumed.append(_assumption("vocab_size", "--vocab-size", asked.lang))
     environment = {name: str(value) for name, (value, _) in launch.environment.items() if value is not None}
     case = Case(

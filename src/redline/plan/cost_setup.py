@@ -137,7 +137,8 @@ def setup_of(
         etp=p.expert_tensor_parallel_size,
         pp_before_dp=p.use_tp_pp_dp_mapping,
     )
-    vocab = config.model.vocab_size or vocab_size or UNKNOWN_VOCAB
+    model = config.model
+    vocab = model.vocab_size or vocab_size or model.padded_vocab_size or UNKNOWN_VOCAB
     shape = shape_of(config.model, train.seq_length, vocab, grid.tp, moe=config.moe, mtp=config.mtp)
     unit = train.micro_batch_size * grid.dp
     size = train.global_batch_size or unit

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
@@ -205,12 +207,21 @@ def _print_text(console: Console, text: Text, indent: int, hanging: int) -> None
     if not console.is_terminal or text.cell_len <= room or console.width < 2 * hanging:
         console.print(Text(" " * indent) + text, soft_wrap=True)
         return
-    first, *rest = text.wrap(console, room)
-    left = Text("").join(rest)  # cut anew: the lines that follow are shorter
-    lines = [(indent, first), *((hanging, line) for line in left.wrap(console, console.width - hanging))]
-    for spaces, line in lines:
+    for place, line in enumerate(_cut(text, room, console.width - hanging)):
         line.rstrip()
-        console.print(Text(" " * spaces) + line, soft_wrap=True)
+        console.print(Text(" " * (hanging if place else indent)) + line, soft_wrap=True)
+
+
+def _cut(text: Text, first: int, rest: int) -> Iterable[Text]:
+    """Pieces of at most `first` and then `rest` columns; a word that is longer (a path) stays whole."""
+    cuts: list[int] = []
+    column, room = 0, first
+    for word in re.finditer(r"\S+\s*", text.plain):
+        if column and column + cell_len(word[0].rstrip()) > room:
+            cuts.append(word.start())
+            column, room = 0, rest
+        column += cell_len(word[0])
+    return text.divide(cuts)
 
 
 def gain_text(finding: Finding, say: Any) -> str:
