@@ -66,7 +66,7 @@ def check(
     qkv = make_qkv(S, B, N, G, D, dtype, device).requires_grad_()
     exact = qkv.detach().double().requires_grad_()
     scale = 1.3 * D**-0.5  # not the default, so that a backend which ignores it fails
-    out = BACKENDS[name].run(*split(qkv, N, G, D), mask, softmax_scale=scale)
+    out = backend(name, D, dtype, device, N, G)(*split(qkv, N, G, D), mask, softmax_scale=scale)
     want = reference(exact, N, G, D, mask, scale)
     assert out.shape == want.shape and out.dtype == dtype
     grad = make_qkv(S, B, N, 0, D, dtype, device, seed=1).unflatten(-1, (N, D))
@@ -78,9 +78,22 @@ def check(
     assert relative_error(qkv.grad, exact.grad) < tolerance
 
 
-def runnable(name: str, D: int, dtype: torch.dtype, device: str, N: int = 4, G: int = 2) -> None:
-    request = Request(device_type=device, dtype=dtype, head_dim=D, num_heads=N, num_groups=G)
-    if reason := BACKENDS[name].supports(request):
+def request_of(D: int, dtype: torch.dtype, device: str, N: int = 4, G: int = 2, **asked) -> Request:
+    return Request(device_type=device, dtype=dtype, head_dim=D, num_heads=N, num_groups=G, **asked)
+
+
+def backend(name: str, D: int, dtype: torch.dtype, device: str, N: int = 4, G: int = 2, **asked):
+    return BACKENDS[name].make(request_of(D, dtype, device, N, G, **asked))
+
+
+def refusal(name: str, request: Request) -> str | None:
+    if name == "local" and request.device_type == "cpu":
+        return "interpreted on a CPU: test_local.py"
+    return BACKENDS[name].supports(request)
+
+
+def runnable(name: str, D: int, dtype: torch.dtype, device: str, N: int = 4, G: int = 2, **asked) -> None:
+    if reason := refusal(name, request_of(D, dtype, device, N, G, **asked)):
         pytest.skip(reason)
 
 
@@ -106,8 +119,7 @@ def test_backend_equals_float64(name, dtype, heads, causal, device):
 def test_head_sizes_at_odd_lengths(name, head_dim, device):
     """B021: garbage gradients at head_dim 160 and 192 and a length of 97."""
     for dtype in (torch.bfloat16, torch.float32):
-        request = Request(device_type=device, dtype=dtype, head_dim=head_dim, num_heads=2, num_groups=1)
-        if BACKENDS[name].supports(request) is None:
+        if refusal(name, request_of(head_dim, dtype, device, 2, 1)) is None:
             for S in (97, 113, 128) if device == "cpu" else (97, 113, 128, 203, 1023):
                 check(name, S, 1, 2, 1, head_dim, dtype, device, MaskSpec())
 
@@ -173,7 +185,8 @@ def test_neighbours_in_memory_stay_untouched(name, device):
     inner.copy_(make_qkv(S, B, N, G, D, dtype, device))
     before = inner.clone()
     leaf = buffer.requires_grad_()
-    out = BACKENDS[name].run(*split(leaf[:, :, 24 : 24 + width], N, G, D), MaskSpec(), softmax_scale=0.1)
+    attention = backend(name, D, dtype, device)
+    out = attention(*split(leaf[:, :, 24 : 24 + width], N, G, D), MaskSpec(), softmax_scale=0.1)
     out.backward(torch.ones_like(out))
     assert torch.equal(inner, before)
     for canary in (buffer[:, :, :24], buffer[:, :, 24 + width :]):
@@ -181,32 +194,34 @@ def test_neighbours_in_memory_stay_untouched(name, device):
     assert leaf.grad[:, :, :24].abs().max() == leaf.grad[:, :, 24 + width :].abs().max() == 0
 
 
-@pytest.mark.parametrize("name", ["flash", "fused"])
+@pytest.mark.parametrize("name", ["flash", "fused", "local"])
 def test_no_copy_before_attention(name, device):
     """The kernels read the strided views of the merged projection as they are."""
     runnable(name, 64, torch.bfloat16, device)
     qkv = make_qkv(128, 2, 4, 2, 64, torch.bfloat16, device)
     views = split(qkv, 4, 2, 64)
-    mask = MaskSpec()
+    mask, attention = MaskSpec(), backend(name, 64, torch.bfloat16, device)
+    attention(*views, mask, softmax_scale=0.125)  # a kernel is compiled outside of what is looked at
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        BACKENDS[name].run(*views, mask, softmax_scale=0.125)
+        attention(*views, mask, softmax_scale=0.125)
     ran = {event.key for event in profile.key_averages()}
     assert not ran & {"aten::copy_", "aten::clone", "aten::contiguous", "aten::repeat_interleave"}, ran
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["flash", "unfused"])
+@pytest.mark.parametrize("name", ["flash", "unfused", "local"])
 def test_deterministic_mode_repeats_bitwise(name, device):
     """B026: a deterministic flag was accepted and dropped. (cuDNN's kernel is refused in this mode.)"""
     dtype = torch.bfloat16
-    runnable(name, 64, dtype, device)
+    runnable(name, 64, dtype, device, deterministic=True)
+    attention = backend(name, 64, dtype, device, deterministic=True)
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)
     try:
         results = []
         for _ in range(20 if device == "cuda" else 3):
             qkv = make_qkv(257, 2, 4, 2, 64, dtype, device).requires_grad_()
-            out = BACKENDS[name].run(*split(qkv, 4, 2, 64), MaskSpec(), softmax_scale=0.125)
+            out = attention(*split(qkv, 4, 2, 64), MaskSpec(), softmax_scale=0.125)
             out.backward(torch.ones_like(out))
             results.append((out.detach(), qkv.grad))
     finally:

@@ -20,6 +20,10 @@ CASES: dict[str, list[tuple[str, str]]] = {
     "groups-divide-heads": [
         ("--group-query-attention --num-query-groups 3", "--group-query-attention --num-query-groups 2")
     ],
+    "window-before": [
+        ("--window-size 16 1", "--window-size 16 0"),
+        ("--window-size -1 0", "--window-size 0 0"),
+    ],
     "groups-stated": [("--group-query-attention", "--group-query-attention --num-query-groups 1")],
     "positions-cover-sequence": [
         ("--max-position-embeddings 512", "--max-position-embeddings 512 --seq-length 512")

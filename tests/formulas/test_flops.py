@@ -44,6 +44,20 @@ def test_a_step_is_its_tokens(shape, seq_length, batch):
     assert flops.forward * 3 == flops.total == flops.as_dict()["total"]
 
 
+@SETTINGS
+@given(st.integers(1, 60), st.integers(0, 80))
+def test_a_window_counts_the_keys_it_shows(seq_length, before):
+    """Against the mask itself; half a causal mask is taken as S/2 of S keys, where a count is (S + 1)/2."""
+    windowed = replace(GPT2, window=(before, 0))
+    seen = sum(min(i, before) + 1 for i in range(seq_length)) / seq_length
+    core = flops_per_token(windowed, seq_length).attention_core / (12 * GPT2.q_size * GPT2.num_layers)
+    assert core == pytest.approx(seen, abs=1.01)
+    full = flops_per_token(windowed, seq_length, "full").attention_core
+    assert full == 12 * GPT2.q_size * GPT2.num_layers * min(seq_length, before + 1)
+    if before + 1 >= seq_length:
+        assert flops_per_token(windowed, seq_length) == flops_per_token(GPT2, seq_length)
+
+
 def test_padding_is_no_useful_work():
     padded = replace(GPT2, padded_vocab_size=65536)
     assert flops_per_token(padded, 1024) == flops_per_token(GPT2, 1024)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from redline.attention import MaskSpec, select_backend
+from redline.attention import MaskSpec, Request, select_backend
 from redline.formulas.activations import (
     Held,
     MicrobatchShape,
@@ -72,12 +72,14 @@ def shapes(draw: Callable[..., Any], largest: int = 70) -> ModelShape:
 def backend(shape: ModelShape, name: str, dtype: torch.dtype) -> Any:
     chosen, _ = select_backend(
         name,
-        device_type="cpu",
-        dtype=dtype,
-        head_dim=shape.head_dim,
-        num_heads=shape.num_heads,
-        num_groups=shape.num_groups,
-        dropout=shape.attention_dropout,
+        Request(
+            device_type="cpu",
+            dtype=dtype,
+            head_dim=shape.head_dim,
+            num_heads=shape.num_heads,
+            num_groups=shape.num_groups,
+            dropout=shape.attention_dropout > 0,
+        ),
     )
     return chosen
 

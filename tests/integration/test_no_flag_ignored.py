@@ -87,9 +87,10 @@ MODEL = {
         "position_embedding_type", "rotary_base", "rotary_percent", "rotary_interleaved", "use_rope_scaling",
         "rope_scaling_factor", "untie_embeddings_and_output_weights", "add_bias_linear", "add_qkv_bias",
         "qk_layernorm", "qk_l2_norm", "hidden_dropout", "attention_dropout", "init_method_std",
-        "embedding_init_method_std", "softmax_scale",
+        "embedding_init_method_std", "softmax_scale", "attn_logit_softcapping",
     ),
     "num_attention_heads": see(observe.numbers, value=2),
+    "window_size": see(observe.numbers, value=(3, 0)),
     "group_query_attention": see(observe.numbers, instead={"num_query_groups": 2}),
     "num_query_groups": see(observe.numbers, num_query_groups=1),
     # The numbers do not depend on padding; the stored matrices and their memory do.
@@ -223,6 +224,10 @@ OTHERS = {
     **numbers("bf16", "fp16", "fp64", "grad_reduce_in_bf16"),
     "fp32": see(observe.choices),  # what a CPU takes anyway: the summary says that it was asked for
     "attention_backend": see(observe.choices, attention_dropout=0.0),
+    # On a CPU no package of any version runs, and the start says so.
+    "flash_attention_version": see(
+        observe.choices, refused=2, attention_backend="flash", attention_dropout=0.0
+    ),
     "transformer_impl": see(observe.choices, value="local"),
     # A kernel asked for by name on a CPU is refused with the reason; test_fused_run.py lets it run.
     **{

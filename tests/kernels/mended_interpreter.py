@@ -39,6 +39,20 @@ def mend() -> None:
         patch_tensor(tensor, scope)
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
+    dot = interpreter.InterpreterBuilder.create_dot
+
+    def dot_of_values(builder, a, b, d, input_precision, max_num_imprecise_acc):
+        """The interpreter holds bf16 as its bits in 16-bit integers, and multiplies those."""
+        if a.dtype == bfloat16:
+            a, b = (
+                interpreter.TensorHandle(
+                    convert(each.data, bfloat16, float32, None).view(np.float32), float32
+                )
+                for each in (a, b)
+            )
+        return dot(builder, a, b, d, input_precision, max_num_imprecise_acc)
+
+    interpreter.InterpreterBuilder.create_dot = dot_of_values
     np.seterr(over="ignore")  # exp of a large number is inf on a GPU, without a warning
     interpreter._convert_float = round_to_nearest_even
     interpreter._patch_lang_tensor = patch_tensor_index

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from redline.attention import MaskSpec, select_backend
+from redline.attention import MaskSpec, Request, select_backend
 from redline.formulas.shape import ModelShape, RopeScaling
 from redline.model import DropoutState, Ops, Transformer, dropout_keys, init_parameters, local_ops
 
@@ -71,12 +71,14 @@ def make_model(
     """
     attention, _ = select_backend(
         backend,
-        device_type=device,
-        dtype=dtype,
-        head_dim=shape.head_dim,
-        num_heads=shape.num_heads,
-        num_groups=shape.num_groups,
-        dropout=shape.attention_dropout,
+        Request(
+            device_type=device,
+            dtype=dtype,
+            head_dim=shape.head_dim,
+            num_heads=shape.num_heads,
+            num_groups=shape.num_groups,
+            dropout=shape.attention_dropout > 0,
+        ),
     )
     ops = local_ops(fuse_wgrad=fuse_wgrad) if ops is None else ops
     model = Transformer(shape, attention=attention, dtype=dtype, ops=ops, **options)

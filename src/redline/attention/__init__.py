@@ -1,8 +1,10 @@
 """Attention: one call (spec.py), several backends, and the choice among them (select.py)."""
 
+from redline.attention.calibration import Calibration
 from redline.attention.flash import flash_attention
 from redline.attention.fused import fused_attention
-from redline.attention.select import BACKENDS, select_backend
+from redline.attention.local import local_attention
+from redline.attention.select import BACKENDS, select_backend, supports
 from redline.attention.spec import Attention, AttentionDropout, MaskSpec, Request
 from redline.attention.unfused import fused_softmax, unfused_attention
 
@@ -10,11 +12,14 @@ __all__ = [
     "BACKENDS",
     "Attention",
     "AttentionDropout",
+    "Calibration",
     "MaskSpec",
     "Request",
     "flash_attention",
     "fused_attention",
     "fused_softmax",
+    "local_attention",
     "select_backend",
+    "supports",
     "unfused_attention",
 ]

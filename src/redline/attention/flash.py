@@ -1,38 +1,55 @@
-"""FlashAttention as PyTorch carries it: tiles of the score matrix stay on chip, memory grows with S, not S^2.
-
-Source: Dao 2023, "FlashAttention-2", arXiv 2307.08691.
-"""
+"""FlashAttention: the newest package that takes the run, else the kernel that PyTorch carries."""
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+import functools
+from typing import NamedTuple
+
 from torch.nn.attention import SDPBackend
 
-from redline.attention.sdpa import common_reason, probe, sdpa
-from redline.attention.spec import AttentionDropout, MaskSpec, Request
+from redline.attention.packages import PACKAGES, bound, refusal
+from redline.attention.probe import probe
+from redline.attention.sdpa import common_reason, sdpa
+from redline.attention.spec import HALF_DTYPES, Attention, Request, name_of
+
+flash_attention = functools.partial(sdpa, SDPBackend.FLASH_ATTENTION)  # PyTorch's, for a GPU or a CPU
+
+
+class Found(NamedTuple):
+    """What `flash` means for a request: a function and its name, or only the reasons why there is none."""
+
+    attention: Attention | None
+    what: str
+
+
+@functools.lru_cache(maxsize=64)
+def find(request: Request) -> Found:
+    """The newest package that takes `request`, of `request.flash_version` where it is given."""
+    reasons = []
+    on_gpu = request.device_type == "cuda"
+    if on_gpu and request.dtype not in HALF_DTYPES:
+        return Found(None, f"on a GPU it computes in fp16 and bf16, not in {name_of(request.dtype)}")
+    for package in PACKAGES:
+        if request.flash_version not in (None, package.version):
+            continue
+        reason = refusal(package, request) if on_gpu else f"{package.distribution} needs an NVIDIA GPU"
+        if reason is None and (told := probe(bound(package, request), request)):
+            reason = f"{package.name} refuses it: {told}"
+        if reason is None:
+            return Found(bound(package, request), package.name)
+        reasons.append(reason)
+    if request.flash_version is not None:
+        return Found(None, "; ".join(dict.fromkeys(reasons)))
+    reason = common_reason(request)
+    if reason is None and (told := probe(flash_attention, request)):
+        reason = f"PyTorch refuses it: {told}"
+    if reason is None:
+        return Found(flash_attention, "PyTorch's flash kernel")
+    installed = [each for each in reasons if not each.endswith(("is not installed", "needs an NVIDIA GPU"))]
+    return Found(None, "; ".join([*installed, reason]))
 
 
 def supports(request: Request) -> str | None:
-    """Why this backend cannot take `request`, or None. On a GPU it computes in fp16 and bf16 only."""
-    if reason := common_reason(request):
-        return reason
-    if request.device_type == "cuda" and request.dtype not in (torch.float16, torch.bfloat16):
-        return f"on a GPU it computes in fp16 and bf16, not in {str(request.dtype).removeprefix('torch.')}"
-    return probe(SDPBackend.FLASH_ATTENTION, request)
-
-
-def flash_attention(
-    q_SBND: Tensor,
-    k_SBGD: Tensor,
-    v_SBGD: Tensor,
-    mask: MaskSpec,
-    *,
-    softmax_scale: float,
-    dropout: AttentionDropout | None = None,
-    softcap: float = 0.0,
-    sink_N: Tensor | None = None,
-) -> Tensor:
-    """PyTorch's flash kernel, for a GPU or a CPU. Shapes as in spec.py; no segments, no dropout."""
-    assert dropout is None and not softcap and sink_N is None, "select_backend refuses these"
-    return sdpa(SDPBackend.FLASH_ATTENTION, q_SBND, k_SBGD, v_SBGD, mask, softmax_scale)
+    """Why no FlashAttention here can take `request`, or None."""
+    found = find(request)
+    return found.what if found.attention is None else None

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+import functools
+
 from torch.nn.attention import SDPBackend
 
-from redline.attention.sdpa import common_reason, probe, sdpa
-from redline.attention.spec import AttentionDropout, MaskSpec, Request
+from redline.attention.probe import probe
+from redline.attention.sdpa import common_reason, sdpa
+from redline.attention.spec import HALF_DTYPES, Request, name_of
+
+fused_attention = functools.partial(sdpa, SDPBackend.CUDNN_ATTENTION)
 
 
 def supports(request: Request) -> str | None:
@@ -18,22 +21,7 @@ def supports(request: Request) -> str | None:
         return reason
     if request.deterministic:
         return "PyTorch does not vouch for cuDNN's backward being deterministic"
-    if request.dtype not in (torch.float16, torch.bfloat16):
-        return f"it computes in fp16 and bf16, not in {str(request.dtype).removeprefix('torch.')}"
-    return probe(SDPBackend.CUDNN_ATTENTION, request)
-
-
-def fused_attention(
-    q_SBND: Tensor,
-    k_SBGD: Tensor,
-    v_SBGD: Tensor,
-    mask: MaskSpec,
-    *,
-    softmax_scale: float,
-    dropout: AttentionDropout | None = None,
-    softcap: float = 0.0,
-    sink_N: Tensor | None = None,
-) -> Tensor:
-    """cuDNN's kernel. Shapes as in spec.py; no segments, no dropout."""
-    assert dropout is None and not softcap and sink_N is None, "select_backend refuses these"
-    return sdpa(SDPBackend.CUDNN_ATTENTION, q_SBND, k_SBGD, v_SBGD, mask, softmax_scale)
+    if request.dtype not in HALF_DTYPES:
+        return f"it computes in fp16 and bf16, not in {name_of(request.dtype)}"
+    reason = probe(fused_attention, request)
+    return reason and f"PyTorch refuses it: {reason}"

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from redline.attention.spec import MaskSpec, Request, check_shapes
-
-PROBE_LENGTH = 128
+from redline.attention.spec import AttentionDropout, MaskSpec, Request, check_shapes
 
 
 def sdpa(
@@ -22,10 +15,15 @@ def sdpa(
     k_SBGD: Tensor,
     v_SBGD: Tensor,
     mask: MaskSpec,
+    *,
     softmax_scale: float,
+    dropout: AttentionDropout | None = None,
+    softcap: float = 0.0,
+    sink_N: Tensor | None = None,
 ) -> Tensor:
     """Run `kernel` on views in its own order [B, N, S, D] and return [S, B, N, D]; plain or causal only."""
-    assert mask.segment_ids_BS is None and mask.cu_seqlens is None and mask.window is None
+    plain = mask.segment_ids_BS is None and mask.cu_seqlens is None and mask.window is None
+    assert plain and dropout is None and not softcap and sink_N is None, "select_backend refuses these"
     check_shapes(q_SBND, k_SBGD, v_SBGD, mask)
     with sdpa_kernel(kernel):
         out_BNSD = F.scaled_dot_product_attention(
@@ -54,39 +52,3 @@ def common_reason(request: Request) -> str | None:
     if request.sinks:
         return "PyTorch hands it no attention sinks"
     return None
-
-
-def probe(kernel: SDPBackend, request: Request) -> str | None:
-    """Run `kernel` forward and backward on a few tokens; PyTorch's reason if it refuses the request, or None.
-
-    Its conditions (head size, length, card, version of cuDNN) differ by release: trying is the sure answer.
-    """
-    N, G, D = request.num_heads, request.num_groups, request.head_dim
-    qkv_SBX = torch.zeros(
-        (min(request.seq_length, PROBE_LENGTH), 1, (N + 2 * G) * D),
-        dtype=request.dtype,
-        device=request.device_type,
-        requires_grad=True,
-    )
-    q, k, v = (part.unflatten(-1, (-1, D)) for part in qkv_SBX.split((N * D, G * D, G * D), dim=-1))
-    with _all_warnings() as said, torch.enable_grad():
-        try:
-            sdpa(kernel, q, k, v, MaskSpec(), D**-0.5).sum().backward()
-        except RuntimeError as error:
-            told = [str(warning.message).split(" (Triggered")[0].rstrip(".") for warning in said]
-            reasons = [text for text in told if not text.endswith(("because:", "runtime disabled"))]
-            return "PyTorch refuses it: " + "; ".join(reasons or [str(error).splitlines()[0]])
-    return None
-
-
-@contextmanager
-def _all_warnings() -> Iterator[list[warnings.WarningMessage]]:
-    """Collect warnings, also those that PyTorch gives only once a process: they hold its reasons."""
-    before = torch.is_warn_always_enabled()
-    torch.set_warn_always(True)
-    try:
-        with warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always")
-            yield said
-    finally:
-        torch.set_warn_always(before)

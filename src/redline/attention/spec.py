@@ -19,6 +19,13 @@ from torch import Tensor
 
 from redline.errors import ShapeError
 
+HALF_DTYPES = (torch.float16, torch.bfloat16)
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """ "bfloat16", as PyTorch calls it."""
+    return str(dtype).removeprefix("torch.")
+
 
 @dataclass(frozen=True, slots=True)
 class MaskSpec:
@@ -56,12 +63,40 @@ class MaskSpec:
         return left, 0 if self.causal else right
 
 
+class DropoutCounters(Protocol):
+    """What the mask of one microbatch depends on beside its key (layout: rng.py)."""
+
+    @property
+    def iteration(self) -> Tensor:
+        """int64 [] on the device."""
+
+    @property
+    def sample_index_B(self) -> Tensor:  # noqa: N802
+        """int64 [B]: the number of each sample."""
+
+    @property
+    def positions_S(self) -> Tensor | None:  # noqa: N802
+        """int64 [S]: the place of each query in its whole sample; None: in order from 0."""
+
+    @property
+    def first_head(self) -> int:
+        """The number in the whole model of the first head held here."""
+
+
 class AttentionDropout(Protocol):
     """Dropout of attention probabilities whose mask is a function of keys and counters (layout: rng.py)."""
 
     @property
     def probability(self) -> float:
         """The share of probabilities set to zero."""
+
+    @property
+    def key(self) -> Tensor:
+        """int64 [2]: the two words of the site's key."""
+
+    @property
+    def state(self) -> DropoutCounters:
+        """The counters."""
 
     def drop_attention(self, probs_BNST: Tensor) -> Tensor:
         """[B, N, S, S] -> the same with dropped entries 0 and the rest divided by 1 - probability."""
@@ -105,6 +140,8 @@ class Request:
         dropout: whether probabilities are dropped.
         softcap, sinks: as in Attention.
         deterministic: whether the same input must give the same bits every time.
+        fp8: whether the products are to run in fp8.
+        flash_version: the FlashAttention that `flash` must be (4, 3 or 2); None: the newest.
     """
 
     device_type: str
@@ -122,6 +159,8 @@ class Request:
     softcap: float = 0.0
     sinks: bool = False
     deterministic: bool = False
+    fp8: bool = False
+    flash_version: int | None = None
 
 
 def check_shapes(

@@ -10,6 +10,7 @@ from typing import Any
 
 import redline
 from redline.files import write_json_atomic
+from redline.hardware import driver_version
 
 
 def provenance(device: str, commit: str | None = None) -> dict[str, Any]:
@@ -36,7 +37,7 @@ def provenance(device: str, commit: str | None = None) -> dict[str, Any]:
 
         record |= {
             "triton": triton.__version__,
-            "driver": _driver(),
+            "driver": driver_version(),
             "card": properties.name,
             "card_memory_bytes": properties.total_memory,
             "cuda": torch.version.cuda,
@@ -60,15 +61,6 @@ def _commit() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return found.stdout.strip()
-
-
-def _driver() -> str | None:
-    """The NVIDIA driver's version."""
-    try:
-        text = Path("/proc/driver/nvidia/version").read_text()
-    except OSError:
-        return None
-    return next((word for word in text.split() if word[:1].isdigit() and "." in word), None)
 
 
 def write_result(

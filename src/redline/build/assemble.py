@@ -7,7 +7,14 @@ from functools import partial
 
 import torch
 
-from redline.attention import Attention, fused_softmax, select_backend, unfused_attention
+from redline.attention import (
+    Attention,
+    Calibration,
+    Request,
+    fused_softmax,
+    select_backend,
+    unfused_attention,
+)
 from redline.build.determinism import determinism
 from redline.build.kernels import kernel_conditions
 from redline.choice import Choice
@@ -29,17 +36,25 @@ class Assembly:
     choices: tuple[Choice, ...]
 
 
-def assemble(config: RunConfig, plan: Plan, device: torch.device, *, interpret: bool = False) -> Assembly:
+def assemble(
+    config: RunConfig,
+    plan: Plan,
+    device: torch.device,
+    chosen_attention: tuple[Attention, Choice],
+    *,
+    interpret: bool = False,
+) -> Assembly:
     """Build on the meta device, move the parameters into flat buffers, draw the initial weights.
 
     Args:
+        chosen_attention: of `choose_attention`.
         interpret: run kernels on a CPU too where they are asked for by name, by Triton's interpreter (to
             test them: it is thousands of times slower).
 
     Raises: ConfigError when an implementation asked for by name cannot run this model here.
     """
     recipe = make_recipe(plan.precision, grad_in_bf16=config.precision.grad_reduce_in_bf16)
-    attention, attention_choice = choose_attention(config, plan, recipe, device)
+    attention, attention_choice = chosen_attention
     conditions = kernel_conditions(plan, device, attention_choice.ran, interpret=interpret)
     kernels = choose_kernels(config.kernels, plan.shape, conditions)
     plan = plan.with_implementation(attention_choice.ran, kernels.fused)
@@ -69,22 +84,32 @@ def assemble(config: RunConfig, plan: Plan, device: torch.device, *, interpret: 
 
 
 def choose_attention(
-    config: RunConfig, plan: Plan, recipe: Recipe, device: torch.device
+    config: RunConfig, plan: Plan, device: torch.device, calibration: Calibration | None = None
 ) -> tuple[Attention, Choice]:
-    """The attention backend of this run."""
+    """The attention backend of this run.
+
+    Args:
+        calibration: with which `--attention-backend auto` compares the backends of a GPU.
+
+    Raises: ConfigError when a backend asked for by name cannot run this model here.
+    """
     shape = plan.shape
-    return select_backend(
-        config.attention.attention_backend,
+    request = Request(
         device_type=device.type,
-        dtype=recipe.compute,
+        dtype=make_recipe(plan.precision).compute,
         head_dim=shape.head_dim,
         num_heads=shape.num_heads,
         num_groups=shape.num_groups,
         seq_length=plan.seq_length,
-        dropout=shape.attention_dropout,
+        batch=config.train.micro_batch_size,
+        dropout=shape.attention_dropout > 0,
         segments=config.data.reset_attention_mask,
+        window=shape.window,
+        softcap=shape.softcap,
         deterministic=config.train.deterministic_mode,
+        flash_version=config.attention.flash_attention_version,
     )
+    return select_backend(config.attention.attention_backend, request, calibration)
 
 
 def make_optimizer(

@@ -32,6 +32,8 @@ def kernel_conditions(plan: Plan, device: torch.device, attention: str, *, inter
         )
     if plan.seq_length > masked_softmax.MAX_COLS:
         limits["masked_softmax"] = f"{plan.seq_length} keys are above the kernel's {masked_softmax.MAX_COLS}"
+    if shape.softcap:
+        limits["masked_softmax"] = "the kernel knows no soft-capping of scores"
     return Conditions(
         device=device.type, precision=plan.precision, attention=attention, why_not=why_not, limits=limits
     )

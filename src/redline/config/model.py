@@ -171,8 +171,14 @@ class ModelConfig(Section):
         None,
         at_least=-1,
         other=(128, 0),
-        waits_for=ATTENTION_VARIANTS,
-        help="Sliding window: tokens before and after.",
+        help="Sliding window: how many tokens before itself a token sees, and after: 0, as it must.",
+    )
+    attn_logit_softcapping: float = flag(
+        0.0,
+        at_least=0,
+        own=True,
+        other=0.5,
+        help="Attention scores x become c tanh(x / c), as in Gemma 2 (c = 50); 0: they stay.",
     )
 
 

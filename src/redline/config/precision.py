@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from redline.config.flags import SET, Section, flag
-from redline.config.waits import CUSTOM_CODE, FP4, FP8, KITCHEN_PACKAGE, NUMERICS, OWN_ATTENTION, QUANTIZED
+from redline.config.waits import CUSTOM_CODE, FP4, FP8, FP8_ATTENTION, KITCHEN_PACKAGE, NUMERICS, QUANTIZED
 
 ON_FP8 = {"fp8_format": SET}
 DELAYED = {"fp8_format": SET, "fp8_recipe": "delayed"}
@@ -91,11 +91,11 @@ class PrecisionConfig(Section):
     )
     fp8_output_proj: bool = flag(False, waits_for=FP8, needs=ON_FP8, help="The output head in fp8.")
     fp8_dot_product_attention: bool = flag(
-        False, waits_for=FP8, needs=ON_FP8, help="Attention's products in fp8."
+        False, waits_for=FP8_ATTENTION, needs=ON_FP8, help="Attention's products in fp8."
     )
     fp8_multi_head_attention: bool = flag(
         False,
-        waits_for=FP8,
+        waits_for=FP8_ATTENTION,
         needs={"fp8_dot_product_attention": True},
         help="Attention's input and output in fp8 too.",
     )
@@ -168,10 +168,10 @@ class PrecisionConfig(Section):
     kitchen_recipe_number: int | None = flag(
         None, at_least=0, waits_for=KITCHEN_PACKAGE, help="One recipe for all."
     )
-    use_kitchen_attention: bool = flag(False, waits_for=OWN_ATTENTION, help="Quantized attention.")
+    use_kitchen_attention: bool = flag(False, waits_for=QUANTIZED, help="Quantized attention.")
     kitchen_attention_backend: Literal["sdpa", "fa"] = flag(
         "sdpa",
-        waits_for=OWN_ATTENTION,
+        waits_for=QUANTIZED,
         needs={"use_kitchen_attention": True},
         help="Which quantized attention.",
     )

@@ -75,8 +75,11 @@ FUSED_KERNELS = Waits(
     "it waits for a block that hands its residual to the next norm.",
     "leave it out: --transformer-impl fused has one kernel for each of the two.",
 )
-OWN_ATTENTION = Waits(
-    "own-attention", "it waits for Redline's own attention kernel.", "use --attention-backend auto."
+FP8_ATTENTION = Waits(
+    "fp8-attention",
+    "no backend has an fp8 backward: FlashAttention 4 has only a forward, PyTorch hands cuDNN none, Redline's "
+    "own kernels multiply in 16 bits.",
+    "leave it out: attention runs in the compute dtype.",
 )
 TRANSFORMER_ENGINE = Waits(
     "transformer-engine", "it waits for the adapter to NVIDIA's modules.", "use --transformer-impl local."

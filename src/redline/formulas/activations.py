@@ -32,7 +32,7 @@ class MicrobatchShape:
     Attributes:
         seq_length, micro_batch_size: S and B.
         dtype: of compute: "fp64" "fp32" "bf16" "fp16".
-        attention: the backend: "unfused" keeps probabilities; "flash" and "fused" keep output and
+        attention: the backend: "unfused" keeps probabilities; "flash", "fused" and "local" keep output and
             log-sum-exp.
         device: "cuda" or "cpu": PyTorch's norm and GEMM kernels keep and copy different things.
         fuse_wgrad: weight gradients are added to main_grad inside their GEMM.
@@ -304,8 +304,14 @@ def attention_workspace(shape: ModelShape, run: MicrobatchShape) -> tuple[Held, 
     run = replace(run, recompute=NOTHING)
     T, q, kv, e, w = run.tokens, shape.q_size, shape.kv_size, run.item, run.wide
     if run.attention != "unfused":
-        repeated = 2 * q if run.device == "cuda" and kv < q else 0
+        repeated = 2 * q if run.device == "cuda" and kv < q and run.attention != "local" else 0
         gradients = T * (2 * q + 2 * kv + repeated) * e
+        if run.attention == "local":
+            statistics = T * shape.num_heads * 2 * ITEM_BYTES["fp32"]
+            return (
+                Held("attention", "attention.core", "gradients of output, q, k, v", gradients),
+                Held("attention", "attention.core", "row sums", statistics),
+            )
         return (
             Held("attention", "attention.core", "gradients of output, q, k, v", gradients),
             Held("attention", "attention.core", "accumulator of q's gradient", T * q * w),
@@ -409,6 +415,8 @@ def _attention(shape: ModelShape, run: MicrobatchShape) -> Iterator[Held]:
             yield Held("attention", "attention.core", "probabilities after dropout", P * e)
             yield Held("attention", "attention.core", "dropout mask", P * BOOL)
         return
+    if shape.softcap:
+        yield Held("attention", "attention.core", "capped scores", P * run.wide)
     yield Held("attention", "attention.core", "softmax", P * run.wide)
     if run.wide > e or run.segments or shape.attention_dropout:  # else they are the softmax itself
         yield Held("attention", "attention.core", "probabilities", P * e)

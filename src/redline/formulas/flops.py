@@ -87,8 +87,20 @@ def _attention_proj(shape: ModelShape) -> int:
 
 def _attention_core(shape: ModelShape, seq_length: int, convention: Convention) -> int:
     """Q K^T and P V: each S x D products for every head and token; kv groups share, so they do not appear."""
-    full = FORWARD_AND_BACKWARD * 2 * MULTIPLY_ADD * seq_length * shape.q_size
-    return full if convention == "full" else full // 2
+    twice = attention_keys_twice(shape, seq_length, convention)
+    return FORWARD_AND_BACKWARD * 2 * MULTIPLY_ADD * shape.q_size * twice // 2
+
+
+def attention_keys_twice(shape: ModelShape, seq_length: int, convention: Convention = "causal-half") -> int:
+    """Twice the keys that a token sees in the mean, so that it is whole.
+
+    A window of W keys, its own counted: W, less what the first W tokens lack, W / 2S of it. "full" counts
+    every score that a kernel without a causal mask computes: S, or W inside a window.
+    """
+    seen = seq_length
+    if shape.window is not None and shape.window[0] >= 0:
+        seen = min(seq_length, shape.window[0] + 1)
+    return 2 * seen if convention == "full" else 2 * seen - seen * seen // seq_length
 
 
 def _dense(shape: ModelShape) -> int:

@@ -71,6 +71,8 @@ def shape_of(
         hidden_dropout=model.hidden_dropout,
         attention_dropout=model.attention_dropout,
         softmax_scale=model.softmax_scale,
+        window=model.window_size,
+        softcap=model.attn_logit_softcapping,
         init_std=model.init_method_std,
         embedding_init_std=_or(model.embedding_init_method_std, model.init_method_std),
         num_experts=num_experts,

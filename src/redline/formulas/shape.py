@@ -55,6 +55,8 @@ class ModelShape:
     hidden_dropout: float = 0.0
     attention_dropout: float = 0.0
     softmax_scale: float | None = None
+    window: tuple[int, int] | None = None
+    softcap: float = 0.0
     init_std: float = 0.02
     embedding_init_std: float = 0.02
     # Mixture of experts: read by the formulas and the planner; training refuses num_experts > 0.

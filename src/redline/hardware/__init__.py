@@ -1,7 +1,7 @@
 """Machines: what this one is, what others are, and how fast they can be at most. No torch at import time."""
 
 from redline.hardware.datasheet import SHEETS, DataSheet, find_sheet, hardware_named
-from redline.hardware.detect import detect, detect_cpu, glance
+from redline.hardware.detect import detect, detect_cpu, driver_version, glance
 from redline.hardware.hardware import Hardware
 from redline.hardware.measure import measure_gemm_peak, with_measured_peak
 
@@ -11,6 +11,7 @@ __all__ = [
     "Hardware",
     "detect",
     "detect_cpu",
+    "driver_version",
     "find_sheet",
     "glance",
     "hardware_named",

@@ -161,3 +161,12 @@ def _lines(path: Path) -> list[str]:
         return path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return []
+
+
+def driver_version() -> str | None:
+    """The NVIDIA driver's version, None without one."""
+    try:
+        text = (PROC / "driver/nvidia/version").read_text()
+    except OSError:
+        return None
+    return next((word for word in text.split() if word[:1].isdigit() and "." in word), None)

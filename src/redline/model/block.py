@@ -12,7 +12,7 @@ dtype, w = max(e, 4) that of the wide one; q = N D, kv = G D; F1 = 2 F for a gat
     output of qkv        e (q + 2 kv), kept whole because v is a view of it
     q/k norm             w (q + kv) where e < w, and w (N + G); RMSNorm on a CPU also w (q + kv), L2 not
     q/k norm or rope     e (q + kv): the q and k that attention reads
-    flash, fused         e q + w N: the output, which is also the input of proj, and the log-sum-exp
+    flash, fused, local  e q + w N: the output, which is also the input of proj, and the log-sum-exp
     unfused              w N S + e q; e N S more where e < w or with dropout, N S for its mask. For B > 1 the
                          products read copies of q, k and v (G = 1: not of all), e (q + 2 kv), in place of the
                          three lines above; with q/k norm at e = w the output of qkv stays too
@@ -86,6 +86,7 @@ class SelfAttention(nn.Module):
             mask=mask,
             softmax_scale=self.softmax_scale,
             dropout=dropout_at(dropout, ATTENTION, self.shape.attention_dropout),
+            softcap=self.shape.softcap,
         )
         run = partial(checkpoint, core) if self.recompute_core else core
         context_SBND = run(q_SBND, k_SBGD, v_SBGD)

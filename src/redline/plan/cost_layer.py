@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from redline.formulas.flops import attention_keys_twice
 from redline.formulas.time import Rates, attention_s, collective_s, gemm_s, stream_s
 from redline.formulas.traffic import Collective, cast_bytes, layer_bytes, loss_bytes, score_bytes
 from redline.plan.cost_setup import Setup
@@ -172,11 +173,12 @@ def _attention_core(setup: Setup, rates: Rates) -> tuple[float, float]:
         )
     length = setup.seq_length / (2 * grid.cp if grid.cp > 1 else 1)
     tax = 1 + CP_TAX * (grid.cp > 1)
-    times = [
-        tax * attention_s(rates, full / 2 * half, setup.attention, shape.head_dim, length, backward=half == 2)
-        for half in (1, 2)
+    seen = full / setup.seq_length * attention_keys_twice(shape, setup.seq_length) / 2
+    pair = [
+        tax * attention_s(rates, seen * times, setup.attention, shape.head_dim, length, backward=times == 2)
+        for times in (1, 2)
     ]
-    return times[0], times[1]
+    return pair[0], pair[1]
 
 
 def _add_attention(setup: Setup, rates: Rates, forward: Parts, backward: Parts) -> None:

@@ -84,7 +84,7 @@ def rates_of(hardware: Hardware, *, gpus_per_node: int = 8, network_gbit: float 
         | {"fp8": hardware.peak("fp8") or half},
         gemm={"bf16": known.gemm_half, "fp16": known.gemm_half, "fp8": known.gemm_fp8}
         | {"fp32": 0.7, "fp64": 0.7},
-        attention={"flash": known.flash, "fused": known.flash},
+        attention={"flash": known.flash, "fused": known.flash, "local": known.flash},
         bytes_per_s=hardware.bandwidth_bytes_per_s * known.memory,
         units=known.units,
         kernel_s=2.5 * MICROSECOND,

@@ -277,12 +277,16 @@ def plan_evaluation(train: TrainConfig, batch: BatchSchedule) -> EvalPlan:
 
 def expected_attention(
     config: RunConfig, hardware: Hardware, dtype: str
-) -> Literal["unfused", "flash", "fused"]:
+) -> Literal["unfused", "flash", "fused", "local"]:
     """The backend a prediction assumes until build has chosen; "flash" is any that keeps no scores."""
     asked = config.attention.attention_backend
-    if asked in ("unfused", "flash", "fused"):
+    if asked != "auto":
         return asked
-    if config.model.attention_dropout > 0 or config.data.reset_attention_mask:
+    model, narrow = config.model, dtype in ("bf16", "fp16")
+    beyond_flash = model.attention_dropout > 0 or config.data.reset_attention_mask
+    if hardware.kind == "cpu":  # PyTorch's flash kernel, which is plain or causal only
+        plain = model.window_size is None and not model.attn_logit_softcapping
+        return "flash" if plain and not beyond_flash else "unfused"
+    if dtype == "fp64":
         return "unfused"
-    narrow = dtype in ("bf16", "fp16")
-    return "flash" if narrow or hardware.kind == "cpu" else "unfused"
+    return "flash" if narrow and not beyond_flash else "local"

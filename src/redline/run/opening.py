@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from redline.build import CompileLog, assemble, compile_blocks, open_device
+from redline.attention import Calibration
+from redline.build import CompileLog, assemble, choose_attention, compile_blocks, open_device
 from redline.choice import Choice
 from redline.comm import Groups, World, first_then_all, open_groups, together
 from redline.config import Environment, Parsed, RunConfig, check, notices, raise_problems
@@ -124,7 +125,11 @@ def open_run(parsed: Parsed, environment: Environment, say: Say) -> OpenRun:
         world.control, leads, lambda: open_run_data(config, plan, vocabulary, environment, demo, say)
     )
     meter = MemoryMeter(device)
-    assembly = assemble(config, plan, device, interpret=environment.triton_interpret)
+    calibration = Calibration(environment.cache_dir / "calibration.json", say)
+    attention = first_then_all(  # one rank of a machine measures, and the others read what it wrote
+        world.control, leads, lambda: choose_attention(config, plan, device, calibration)
+    )
+    assembly = assemble(config, plan, device, attention, interpret=environment.triton_interpret)
     plan = assembly.plan
     state = TrainState(assembly.model, assembly.optimizer)
     schedules = plan.schedule

@@ -19,6 +19,7 @@ from redline.run.folder import checkpoint_root, goes_on
 from redline.step import TrainState
 
 MOMENTS = ("exp_avg/*", "exp_avg_sq/*")
+LATER_FIELDS = {"window": None, "softcap": 0.0}  # left out where unset: earlier checkpoints lack them
 # What may differ in the same model: padding (a checkpoint holds true sizes), dropout, how weights began.
 FREE_FIELDS = ("padded_vocab_size", "hidden_dropout", "attention_dropout", "init_std", "embedding_init_std")
 # Sections whose values may change on resume without being worth a line.
@@ -140,7 +141,11 @@ def model_values(shape: ModelShape) -> dict[str, Any]:
     """What makes a model the same one, as JSON values. Only learned positions tie it to a sequence length."""
     values: dict[str, Any] = _as_json(asdict(shape))
     free = (*FREE_FIELDS, *(() if shape.position == "learned_absolute" else ("max_positions",)))
-    return {name: value for name, value in values.items() if name not in free}
+    return {
+        name: value
+        for name, value in values.items()
+        if name not in free and not (name in LATER_FIELDS and value == LATER_FIELDS[name])
+    }
 
 
 def checkpoint_values(

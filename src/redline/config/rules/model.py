@@ -43,6 +43,19 @@ def groups_divide_heads(config: RunConfig) -> Broken:
 
 
 @rule(
+    "window-before",
+    "window_size",
+    why="under a causal mask no token sees one after itself, and a window without limit is none.",
+)
+def window_before(config: RunConfig) -> Broken:
+    window = config.model.window_size
+    if window is None or (window[0] >= 0 and window[1] <= 0):
+        return None
+    before = max(window[0], 128)
+    return f"--window-size {window[0]} {window[1]} asks for what cannot be.", f"use --window-size {before} 0."
+
+
+@rule(
     "groups-stated",
     "group_query_attention",
     "num_query_groups",

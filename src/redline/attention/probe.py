@@ -1,0 +1,89 @@
+"""Does a backend take a request? A few tokens through it, forward and backward, are the sure answer.
+
+The conditions of a kernel (head size, length, card, release) differ by version, and its documents lag behind.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from redline.attention.spec import Attention, MaskSpec, Request
+
+PROBE_LENGTH = 256
+
+
+class Inputs:
+    """Tensors as a run hands them over: q, k and v are views of one merged projection [S, B, (N + 2G) D]."""
+
+    def __init__(self, request: Request, seq_length: int, batch: int, *, documents: int = 2) -> None:
+        N, G, D = request.num_heads, request.num_groups, request.head_dim
+        device = request.device_type
+        generator = torch.Generator(device).manual_seed(0)
+        self.qkv_SBX = torch.randn(
+            (seq_length, batch, (N + 2 * G) * D), dtype=request.dtype, device=device, generator=generator
+        ).requires_grad_()
+        self.grad_SBND = torch.randn(
+            (seq_length, batch, N, D), dtype=request.dtype, device=device, generator=generator
+        )
+        self.sink_N = torch.zeros(N, dtype=request.dtype, device=device) if request.sinks else None
+        self.mask = mask_of(request, seq_length, batch, documents)
+        self.request = request
+
+    def output(self, attention: Attention) -> Tensor:
+        """Forward."""
+        request, D = self.request, self.request.head_dim
+        sizes = [n * D for n in (request.num_heads, request.num_groups, request.num_groups)]
+        q, k, v = (part.unflatten(-1, (-1, D)) for part in self.qkv_SBX.split(sizes, dim=-1))
+        return attention(
+            q, k, v, self.mask, softmax_scale=D**-0.5, softcap=request.softcap, sink_N=self.sink_N
+        )
+
+    def step(self, attention: Attention) -> None:
+        """Forward and backward."""
+        self.output(attention).backward(self.grad_SBND)
+        self.qkv_SBX.grad = None
+
+
+def mask_of(request: Request, seq_length: int, batch: int, documents: int) -> MaskSpec:
+    """The request's mask over documents of equal length, with one entry of padding behind them."""
+    segments = cu_seqlens = None
+    device = request.device_type
+    if request.segments:
+        position = torch.arange(seq_length, device=device, dtype=torch.int32)
+        segments = (position * documents // seq_length).expand(batch, -1).contiguous()
+    if request.packed:
+        ends = [seq_length * i // documents for i in range(documents + 1)]
+        cu_seqlens = torch.tensor([*ends, seq_length], dtype=torch.int32, device=device)
+    return MaskSpec(request.causal, segments, request.window, cu_seqlens, seq_length if request.packed else 0)
+
+
+def probe(attention: Attention, request: Request) -> str | None:
+    """Run `attention` forward and backward on a few tokens; its reason if it refuses the request, or None."""
+    inputs = Inputs(request, min(request.seq_length, PROBE_LENGTH), 1)
+    with _all_warnings() as said, torch.enable_grad():
+        try:
+            inputs.step(attention)
+        except (RuntimeError, AssertionError, NotImplementedError, ValueError, TypeError) as error:
+            told = [str(warning.message).split(" (Triggered")[0].rstrip(".") for warning in said]
+            reasons = [text for text in told if not text.endswith(("because:", "runtime disabled"))]
+            first = str(error).splitlines()[0] if str(error) else type(error).__name__
+            return "; ".join(reasons or [first])
+    return None
+
+
+@contextmanager
+def _all_warnings() -> Iterator[list[warnings.WarningMessage]]:
+    """Collect warnings, also those that PyTorch gives only once a process: they hold its reasons."""
+    before = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    try:
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            yield said
+    finally:
+        torch.set_warn_always(before)

@@ -1,0 +1,103 @@
+"""How long attention takes on a device: forward and backward apart, several backends turn by turn."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from redline.attention.probe import Inputs
+from redline.attention.spec import Attention, Request
+
+WARMUP = 3
+LEAST_ROUNDS, MOST_ROUNDS = 5, 30
+ENOUGH_S = 0.25  # of measuring, once there are LEAST_ROUNDS
+MEAN_DOCUMENT = 700  # tokens, of packed rows
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Medians in seconds, or why there are none."""
+
+    forward_s: float = float("inf")
+    backward_s: float = float("inf")
+    failed: str | None = None
+
+    @property
+    def total_s(self) -> float:
+        """Forward and backward."""
+        return self.forward_s + self.backward_s
+
+
+def measure(
+    backends: Mapping[str, Attention], request: Request, *, most_rounds: int = MOST_ROUNDS
+) -> dict[str, Timing]:
+    """The time of each backend on the request's shape: warmed, then turn by turn, to share the clocks."""
+    inputs = Inputs(
+        request,
+        request.seq_length,
+        request.batch,
+        documents=max(2, request.seq_length // MEAN_DOCUMENT),
+    )
+    found: dict[str, Timing] = {}
+    ready = dict(backends)
+    for name, attention in backends.items():
+        try:
+            for _ in range(WARMUP if most_rounds > 1 else 1):
+                inputs.step(attention)
+            _finish(request)
+        except (RuntimeError, AssertionError, ValueError) as error:  # out of memory among them
+            found[name] = Timing(failed=str(error).splitlines()[0] if str(error) else type(error).__name__)
+            del ready[name]
+    samples: dict[str, list[tuple[float, float]]] = {name: [] for name in ready}
+    started, rounds = time.perf_counter(), 0
+    while ready and rounds < most_rounds:
+        for name, attention in ready.items():
+            samples[name].append(_time_one(inputs, attention, request))
+        rounds += 1
+        if rounds >= LEAST_ROUNDS and time.perf_counter() - started > ENOUGH_S:
+            break
+    for name, pairs in samples.items():
+        found[name] = Timing(*(statistics.median(each) for each in zip(*pairs, strict=True)))
+    return {name: found[name] for name in backends}
+
+
+def _time_one(inputs: Inputs, attention: Attention, request: Request) -> tuple[float, float]:
+    """Seconds of one forward and one backward."""
+    mark = _marks(request)
+    first = mark()
+    out = inputs.output(attention)
+    second = mark()
+    out.backward(inputs.grad_SBND)
+    third = mark()
+    _finish(request)
+    inputs.qkv_SBX.grad = None
+    return _between(first, second), _between(second, third)
+
+
+def _marks(request: Request) -> Callable[[], torch.cuda.Event | float]:
+    """A function that marks the present on the device's own clock."""
+    if request.device_type != "cuda":
+        return time.perf_counter
+
+    def record() -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    return record
+
+
+def _between(first: torch.cuda.Event | float, second: torch.cuda.Event | float) -> float:
+    if isinstance(first, float) or isinstance(second, float):
+        assert isinstance(first, float) and isinstance(second, float)
+        return second - first
+    return float(first.elapsed_time(second)) / 1e3
+
+
+def _finish(request: Request) -> None:
+    if request.device_type == "cuda":
+        torch.cuda.synchronize()
