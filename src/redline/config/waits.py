@@ -77,8 +77,8 @@ FUSED_KERNELS = Waits(
 )
 FP8_ATTENTION = Waits(
     "fp8-attention",
-    "no backend has an fp8 backward: FlashAttention 4 has only a forward, PyTorch hands cuDNN none, Redline's "
-    "own kernels multiply in 16 bits.",
+    "no backend has an fp8 backward: FlashAttention 4 has a forward only, PyTorch hands cuDNN none, "
+    "Redline's own kernels multiply in 16 bits.",
     "leave it out: attention runs in the compute dtype.",
 )
 TRANSFORMER_ENGINE = Waits(
