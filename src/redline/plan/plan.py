@@ -287,6 +287,6 @@ def expected_attention(
     if hardware.kind == "cpu":  # PyTorch's flash kernel, which is plain or causal only
         plain = model.window_size is None and not model.attn_logit_softcapping
         return "flash" if plain and not beyond_flash else "unfused"
-    if dtype == "fp64":
+    if not narrow:
         return "unfused"
-    return "flash" if narrow and not beyond_flash else "local"
+    return "local" if beyond_flash else "flash"
