@@ -105,7 +105,7 @@ def test_a_slice_of_the_heads_or_queries_has_its_part_of_the_mask():
     heads = dropout_at(replace(state, first_head=2), ATTENTION, P).drop_attention(probs[:, 2:])
     assert torch.equal(heads, whole[:, 2:])
     held = torch.tensor([0, 5])
-    queries = dropout_at(replace(state, positions_S=held), ATTENTION, P).drop_attention(probs[:, :, held])
+    queries = dropout_at(replace(state, queries_S=held), ATTENTION, P).drop_attention(probs[:, :, held])
     assert torch.equal(queries, whole[:, :, held])
 
 

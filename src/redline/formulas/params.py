@@ -15,7 +15,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Literal
 
-from redline.formulas.shape import ModelShape
+from redline.formulas.shape import ModelShape, TpRank
 
 # How tensor and expert parallelism cut a tensor: column and vocab along dim 0, row along dim 1, expert along
 # the experts; a replicated one is whole on every rank.
@@ -26,6 +26,7 @@ MERGED = (  # logical names whose tensors are one parameter
     (re.compile(r"\.attention\.[qkv]\.(weight|bias)$"), r".attention.qkv.\1"),
     (re.compile(r"\.mlp(\.shared)?\.(?:gate|up)\.(weight|bias)$"), r".mlp\1.fc1.\2"),
 )
+_KEYS_VALUES = re.compile(r"\.attention\.[kv]\.(weight|bias)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,47 @@ class LogicalTensor:
     def numel(self) -> int:
         """Elements of the whole tensor."""
         return math.prod(self.size)
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """The part of a logical tensor that a rank holds: where it begins in the whole, and its size."""
+
+    offset: tuple[int, ...]
+    size: tuple[int, ...]
+
+    @property
+    def numel(self) -> int:
+        """Its elements; 0 where the rank holds only padding of the vocabulary."""
+        return math.prod(self.size)
+
+
+def rank_slice(tensor: LogicalTensor, shape: ModelShape, rank: TpRank) -> Slice:
+    """What one tensor-parallel rank holds of `tensor`: equal parts of its rows or columns, or all of it.
+
+    With fewer groups than ranks each rank holds one whole group of keys and values, shared with its
+    neighbours. The padding of the vocabulary lies behind its true rows: the last ranks hold fewer of these.
+    """
+    size, offset = list(tensor.size), [0] * len(tensor.size)
+    if tensor.split == "column":
+        size[0] //= rank.size
+        offset[0] = rank.index * size[0]
+        if shares_group(tensor, shape, rank.size):
+            size[0] = shape.head_dim
+            offset[0] = rank.index * shape.num_groups // rank.size * shape.head_dim
+    elif tensor.split == "row":
+        size[1] //= rank.size
+        offset[1] = rank.index * size[1]
+    elif tensor.split == "vocab":
+        rows = shape.padded_vocab_size // rank.size
+        offset[0] = min(rank.index * rows, shape.vocab_size)
+        size[0] = min(rows, shape.vocab_size - offset[0])
+    return Slice(tuple(offset), tuple(size))
+
+
+def shares_group(tensor: LogicalTensor, shape: ModelShape, tp: int) -> bool:
+    """Whether several of `tp` ranks hold this tensor's rows because there are fewer groups than ranks."""
+    return tp > shape.num_groups and _KEYS_VALUES.search(tensor.name) is not None
 
 
 @dataclass(frozen=True, slots=True)

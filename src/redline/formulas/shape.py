@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Activation = Literal["gelu", "gelu-tanh", "squared-relu", "quick-geglu", "geglu", "swiglu"]
@@ -11,6 +11,14 @@ PositionEmbedding = Literal["learned_absolute", "rope", "none"]
 QKNorm = Literal["none", "norm", "l2"]
 
 GATED: frozenset[Activation] = frozenset(("quick-geglu", "geglu", "swiglu"))
+
+
+@dataclass(frozen=True, slots=True)
+class TpRank:
+    """One of `size` tensor-parallel ranks; the default holds everything."""
+
+    size: int = 1
+    index: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +74,18 @@ class ModelShape:
     moe_shared_ffn: int = 0
     moe_layer_pattern: tuple[bool, ...] = ()
     mtp_num_layers: int = 0
+
+    def of_rank(self, tp: int) -> ModelShape:
+        """A layer's heads, groups and ffn features on one of `tp` tensor-parallel ranks; all else whole.
+
+        With fewer groups than ranks, neighbouring ranks hold the same one.
+        """
+        return replace(
+            self,
+            num_heads=self.num_heads // tp,
+            num_groups=max(self.num_groups // tp, 1),
+            ffn=self.ffn // tp,
+        )
 
     @property
     def gated(self) -> bool:

@@ -1,4 +1,6 @@
-"""The model, for one device. Read in this order: transformer.py, block.py, modules.py, local.py.
+"""The model, for one device or one tensor-parallel rank.
+
+Read in this order: transformer.py, block.py, modules.py, local.py.
 
     transformer.py  embedding, blocks, final norm, head and loss
     block.py        attention and MLP as four GEMM sites
@@ -7,22 +9,27 @@
     local.py        embedding, norm, activation, bias + dropout + residual, loss; rope.py: rotary embedding
     gemm.py         the GEMM whose weight gradient is added to main_grad; main_grad.py: the other parameters
     random.py       Philox on tensors: dropout masks, normal draws; init.py: initial weights
-    shard_table.py  which logical tensors each parameter stores
+    shard_table.py  which logical tensors, or slices of them, each parameter stores
+    tensor_parallel.py, parallel_gemm.py  one of several tensor-parallel ranks
 
-It knows nothing of parallelism, recompute, precision recipes or the optimizer: build/ puts those around it.
+It knows nothing of data parallelism, recompute, precision recipes or the optimizer: build/ puts those
+around it.
 """
 
 from redline.model.fused import fused_ops
 from redline.model.init import init_parameters, init_tensors
 from redline.model.ops import Ops, local_ops
+from redline.model.parallel_gemm import tensor_parallel_ops
 from redline.model.random import DropoutState, dropout_keys
-from redline.model.shard_table import Stored, check_names, logical_tensors, shard_table
+from redline.model.shard_table import Stored, check_names, logical_tensors, parts_of, shard_table
+from redline.model.tensor_parallel import TensorParallel
 from redline.model.transformer import Transformer
 
 __all__ = [
     "DropoutState",
     "Ops",
     "Stored",
+    "TensorParallel",
     "Transformer",
     "check_names",
     "dropout_keys",
@@ -31,5 +38,7 @@ __all__ = [
     "init_tensors",
     "local_ops",
     "logical_tensors",
+    "parts_of",
     "shard_table",
+    "tensor_parallel_ops",
 ]

@@ -32,6 +32,7 @@ table for all layers), and the S x S mask of the unfused attention.
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -48,7 +49,11 @@ from redline.model.rope import RopeTable
 
 
 class SelfAttention(nn.Module):
-    """x + dropout(attention(norm(x)) W_proj^T + b), with N query heads over G groups of keys and values."""
+    """x + dropout(attention(norm(x)) W_proj^T + b), with N query heads over G groups of keys and values.
+
+    Under tensor parallelism `shape` has the heads and ffn features of one rank; with sequence parallelism the
+    residual stream is [S/tp, B, H] while attention sees all of S.
+    """
 
     def __init__(
         self,
@@ -65,8 +70,10 @@ class SelfAttention(nn.Module):
         q, kv, D = shape.q_size, shape.kv_size, shape.head_dim
         self.heads = Heads(shape.num_heads, shape.num_groups, D)
         self.norm = Norm(shape.hidden, shape=shape, norm=ops.norm, dtype=dtype)
-        self.qkv = Linear(shape.hidden, q + 2 * kv, bias=shape.bias_qkv, ops=ops, dtype=dtype)
-        self.proj = Linear(q, shape.hidden, bias=shape.bias_linear, ops=ops, dtype=dtype, defer_bias=True)
+        self.qkv = Linear(shape.hidden, q + 2 * kv, bias=shape.bias_qkv, linear=ops.linear, dtype=dtype)
+        self.proj = Linear(
+            q, shape.hidden, bias=shape.bias_linear, linear=ops.row_linear, dtype=dtype, defer_bias=True
+        )
         self.q_norm = self.k_norm = None
         if shape.qk_norm != "none":
             affine = shape.qk_norm == "norm"
@@ -116,10 +123,10 @@ class MLP(nn.Module):
     ) -> None:
         super().__init__()
         self.shape, self.ops = shape, ops
-        bias = shape.bias_linear
+        deferred: dict[str, Any] = {"bias": shape.bias_linear, "dtype": dtype, "defer_bias": True}
         self.norm = Norm(shape.hidden, shape=shape, norm=ops.norm, dtype=dtype)
-        self.fc1 = Linear(shape.hidden, shape.fc1_size, bias=bias, ops=ops, dtype=dtype, defer_bias=True)
-        self.fc2 = Linear(shape.ffn, shape.hidden, bias=bias, ops=ops, dtype=dtype, defer_bias=True)
+        self.fc1 = Linear(shape.hidden, shape.fc1_size, linear=ops.linear, **deferred)
+        self.fc2 = Linear(shape.ffn, shape.hidden, linear=ops.row_linear, **deferred)
         whole = recompute.drops("mlp")  # then nothing inside is kept, and nothing inside needs rebuilding
         activation = Activation(self.fc1, ops.activation, shape.activation)
         self.fc1_site = Site(self.norm, self.fc1, rebuild=recompute.drops("layernorm") and not whole)

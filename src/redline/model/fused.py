@@ -23,7 +23,7 @@ from redline.kernels import qk_norm as qk_norm_room
 from redline.kernels.bias_geglu import bias_geglu
 from redline.kernels.bias_gelu import bias_gelu
 from redline.kernels.bias_swiglu import bias_swiglu
-from redline.kernels.cross_entropy import cross_entropy
+from redline.kernels.cross_entropy import VocabShard, cross_entropy
 from redline.kernels.layer_norm import layer_norm
 from redline.kernels.linear_cross_entropy import LossSpec, linear_cross_entropy
 from redline.kernels.rms_norm import rms_norm
@@ -37,14 +37,26 @@ from redline.model.rope import RopeTable
 
 
 def embedding(
-    tokens: Tensor, weight_VH: Tensor, positions: Tensor | None, position_weight_PH: Tensor | None
+    tokens: Tensor,
+    weight_VH: Tensor,
+    positions: Tensor | None,
+    position_weight_PH: Tensor | None,
+    *,
+    vocab_start: int = 0,
+    vocab_size: int | None = None,
 ) -> Tensor:
     """One gather; the gradients are summed in sorted order straight into main_grad."""
     learned = None
     if positions is not None and position_weight_PH is not None:
         learned = embedding_room.Positions(positions, position_weight_PH, main_grad_of(position_weight_PH))
     return embedding_room.embedding(
-        tokens, weight_VH, main_grad=main_grad_of(weight_VH), positions=learned, impl="triton"
+        tokens,
+        weight_VH,
+        main_grad=main_grad_of(weight_VH),
+        positions=learned,
+        vocab_start=vocab_start,
+        vocab_size=vocab_size,
+        impl="triton",
     )
 
 
@@ -189,11 +201,14 @@ def loss_with_logits(
     vocab_size: int,
     label_smoothing: float,
     linear: Callable[..., Tensor],
+    shard: VocabShard | None = None,
 ) -> Tensor:
     """Logits in memory, padded columns left out by the kernel; backward overwrites them by their gradient."""
     spec = LossSpec(vocab_size, label_smoothing)
     logits_TV = linear(hidden_TH, weight_VH)
-    loss_T = cross_entropy(logits_TV, labels_T, spec, weights_T, inplace_grad=True, impl="triton")
+    loss_T = cross_entropy(
+        logits_TV, labels_T, spec, weights_T, shard=shard, inplace_grad=True, impl="triton"
+    )
     return loss_T.sum()
 
 

@@ -65,20 +65,29 @@ class GemmFn(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, weight_OI = ctx.saved_tensors
-        needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        dx = dy @ weight_OI if needs_x else None
-        dy_TO, x_TI = dy.flatten(0, -2), x.flatten(0, -2)
-        weight_grad = bias_grad = None
-        if needs_weight and ctx.weight_main_grad is None:
-            weight_grad = dy_TO.T @ x_TI
-        elif needs_weight:
-            add = torch.ops.redline.add_wgrad if torch.compiler.is_compiling() else add_wgrad
-            add(ctx.weight_main_grad, dy_TO, x_TI, ctx.fuse_wgrad)
-        if needs_bias and ctx.bias_main_grad is None:
-            bias_grad = dy_TO.sum(0)
-        elif needs_bias:
-            ctx.bias_main_grad += dy_TO.sum(0, dtype=ctx.bias_main_grad.dtype)
+        dx = dy @ weight_OI if ctx.needs_input_grad[0] else None
+        weight_grad, bias_grad = parameter_grads(ctx, dy.flatten(0, -2), x.flatten(0, -2))
         return dx, weight_grad, bias_grad, None, None, None
+
+
+def parameter_grads(ctx: Any, dy_TO: Tensor, x_TI: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients of weight and bias, or None for each that was added to its `main_grad`.
+
+    `ctx` is that of a Function whose first inputs are x, weight, bias, and which keeps both `main_grad`s and
+    `fuse_wgrad` as attributes.
+    """
+    _, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+    weight_grad = bias_grad = None
+    if needs_weight and ctx.weight_main_grad is None:
+        weight_grad = dy_TO.T @ x_TI
+    elif needs_weight:
+        add = torch.ops.redline.add_wgrad if torch.compiler.is_compiling() else add_wgrad
+        add(ctx.weight_main_grad, dy_TO, x_TI, ctx.fuse_wgrad)
+    if needs_bias and ctx.bias_main_grad is None:
+        bias_grad = dy_TO.sum(0)
+    elif needs_bias:
+        ctx.bias_main_grad += dy_TO.sum(0, dtype=ctx.bias_main_grad.dtype)
+    return weight_grad, bias_grad
 
 
 def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None, *, fuse_wgrad: bool = True) -> Tensor:

@@ -12,25 +12,28 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from redline.formulas.shape import ModelShape
+from redline.formulas.shape import ModelShape, TpRank
 from redline.model.random import fill_normal_
-from redline.model.shard_table import check_names, logical_tensors
+from redline.model.shard_table import WHOLE, check_names, logical_tensors, parts_of
 from redline.rng import stream_key
 
 
-def init_parameters(model: nn.Module, shape: ModelShape, seed: int) -> None:
+def init_parameters(model: nn.Module, shape: ModelShape, seed: int, rank: TpRank = WHOLE) -> None:
     """Draw every parameter of `model`, which has storage by now, on the device where it lies."""
     named = dict(model.named_parameters())
     check_names(named, shape)
-    init_tensors(named.items(), shape, seed)
+    init_tensors(named.items(), shape, seed, rank)
 
 
 @torch.no_grad()
-def init_tensors(named: Iterable[tuple[str, Tensor]], shape: ModelShape, seed: int) -> None:
+def init_tensors(
+    named: Iterable[tuple[str, Tensor]], shape: ModelShape, seed: int, rank: TpRank = WHOLE
+) -> None:
     """Draw these parameters, or their main copies: one draw, rounded to the dtype of each tensor.
 
     Args:
         named: (parameter name, contiguous tensor of its shape).
+        rank: which slices of the logical tensors these are.
 
     Norms begin as the identity, biases at 0, matrices and embeddings as N(0, std^2). The two matrices of a
     layer that write into the residual stream have std / sqrt(2 L), so its variance does not grow with
@@ -38,11 +41,14 @@ def init_tensors(named: Iterable[tuple[str, Tensor]], shape: ModelShape, seed: i
     """
     for name, physical in named:
         physical.zero_()
-        for logical, view in logical_tensors(name, physical, shape).items():
+        views = logical_tensors(name, physical, shape, rank)
+        for part in parts_of(name, shape, rank):
+            logical, view = part.tensor.name, views[part.tensor.name]
             if logical.endswith("norm.weight"):
                 view.fill_(0.0 if shape.zero_centered_gamma else 1.0)
             elif logical.endswith("weight"):
-                fill_normal_(view, _std(logical, shape), stream_key(seed, "init", logical))
+                key, columns = stream_key(seed, "init", logical), part.tensor.size[1]
+                fill_normal_(view, _std(logical, shape), key, part.held.offset, columns)
 
 
 def _std(logical: str, shape: ModelShape) -> float:

@@ -14,6 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from redline.formulas.shape import GATED, Activation, Normalization
+from redline.kernels.cross_entropy import LossSpec, VocabShard
+from redline.kernels.cross_entropy import cross_entropy as sharded_cross_entropy
 from redline.model.heads import Heads
 from redline.model.main_grad import embed, read
 from redline.model.random import Dropout
@@ -27,10 +29,26 @@ class Affine(NamedTuple):
 
 
 def embedding(
-    tokens: Tensor, weight_VH: Tensor, positions: Tensor | None, position_weight_PH: Tensor | None
+    tokens: Tensor,
+    weight_VH: Tensor,
+    positions: Tensor | None,
+    position_weight_PH: Tensor | None,
+    *,
+    vocab_start: int = 0,
+    vocab_size: int | None = None,
 ) -> Tensor:
-    """Each token's row, plus its position's where positions are learned: int64 [...] -> [..., H]."""
-    x = embed(tokens, weight_VH)
+    """Each token's row, plus its position's where positions are learned: int64 [...] -> [..., H].
+
+    Args:
+        vocab_start, vocab_size: first id of these rows, and rows on all ranks, where the vocabulary is split;
+            an id of another rank gives zeros.
+    """
+    if vocab_size is None or vocab_size == len(weight_VH):
+        x = embed(tokens, weight_VH)
+    else:
+        own = tokens - vocab_start
+        elsewhere = (own < 0) | (own >= len(weight_VH))
+        x = embed(own.masked_fill(elsewhere, 0), weight_VH).masked_fill(elsewhere[..., None], 0.0)
     if positions is None or position_weight_PH is None:
         return x
     return x + embed(positions, position_weight_PH)
@@ -135,6 +153,7 @@ def head_loss(
     vocab_size: int,
     label_smoothing: float,
     linear: Callable[..., Tensor],
+    shard: VocabShard | None = None,
 ) -> Tensor:
     """The sum over tokens of weight x cross-entropy, [] in fp32 (fp64 for fp64).
 
@@ -143,7 +162,14 @@ def head_loss(
         labels_T: int64 below `vocab_size`.
         weights_T: float; not differentiated.
         linear: the GEMM.
+        shard: which of the head's rows these are, where the vocabulary is split between ranks.
     """
+    if shard is not None:
+        spec = LossSpec(vocab_size, label_smoothing)
+        logits_TV = linear(hidden_TH, weight_VH)
+        return sharded_cross_entropy(
+            logits_TV, labels_T, spec, weights_T, shard=shard, impl="reference"
+        ).sum()
     logits_TV = true_columns(linear(hidden_TH, weight_VH), vocab_size)
     loss_T = cross_entropy(logits_TV, labels_T, label_smoothing=label_smoothing)
     return (loss_T * weights_T.to(loss_T.dtype)).sum()

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from redline.formulas.shape import Activation as ActivationKind
 from redline.formulas.shape import ModelShape
 from redline.model.local import Affine
-from redline.model.ops import Ops
 from redline.model.recompute import rebuilt
 
 
@@ -26,6 +25,10 @@ class Linear(nn.Module):
 
     With `defer_bias` the product is returned bare and whoever comes next adds `self.bias`, in one pass with
     its own work.
+
+    Args:
+        size_in, size_out: I and O, of the part held here.
+        linear: the GEMM: `ops.linear`, or `ops.row_linear`.
     """
 
     def __init__(
@@ -34,14 +37,14 @@ class Linear(nn.Module):
         size_out: int,
         *,
         bias: bool,
-        ops: Ops,
+        linear: Callable[..., Tensor],
         dtype: torch.dtype,
         defer_bias: bool = False,
     ) -> None:
         super().__init__()
         self.weight = parameter(size_out, size_in, dtype=dtype)
         self.bias = parameter(size_out, dtype=dtype) if bias else None
-        self._linear, self._defer_bias = ops.linear, defer_bias
+        self._linear, self._defer_bias = linear, defer_bias
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., I] -> [..., O]."""

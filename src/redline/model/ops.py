@@ -19,11 +19,13 @@ class Ops:
 
     Each takes and returns what the plain function of the same name does: `linear` is that of gemm.py, `rope`
     and `rope_qkv` those of rope.py, the others those of local.py. Where a parameter has a `main_grad`, its
-    gradient is added there.
+    gradient is added there. `row_linear` is the GEMM that reads what `linear` of another matrix made: under
+    tensor parallelism `linear` has some output features on each rank, `row_linear` some input features.
     """
 
     embedding: Callable[..., Tensor]
     linear: Callable[..., Tensor]
+    row_linear: Callable[..., Tensor]
     norm: Callable[..., Tensor]
     qk_norm: Callable[..., Three]
     rope: Callable[..., tuple[Tensor, Tensor]]
@@ -45,6 +47,7 @@ def local_ops(*, fuse_wgrad: bool = True) -> Ops:
     return Ops(
         embedding=local.embedding,
         linear=linear,
+        row_linear=linear,
         norm=local.norm,
         qk_norm=local.qk_norm,
         rope=rope.rope,

@@ -8,6 +8,7 @@ exists.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -67,19 +68,33 @@ def normal_blocks(key: tuple[int, int], block_K: Tensor) -> Tensor:
     return torch.stack(normals, dim=-1)
 
 
-def fill_normal_(out: Tensor, std: float, key: tuple[int, int]) -> None:
-    """Fill a contiguous tensor with N(0, std^2); element e is normal e % 4 of block e // 4.
+def fill_normal_(
+    out: Tensor,
+    std: float,
+    key: tuple[int, int],
+    offset: Sequence[int] = (0, 0),
+    columns: int | None = None,
+) -> None:
+    """Fill a contiguous tensor with N(0, std^2); element e of the whole is normal e % 4 of block e // 4.
 
     Computed in float64 and rounded once, so the values are the same in every dtype and, but for the last
     bit of the logarithm and the cosine, on every device. Works in chunks: a CPU stays in its cache, a GPU
     stays busy.
+
+    Args:
+        offset, columns: row and column at which a matrix begins in a whole one of so many columns; None: it
+            has all of them.
     """
-    flat = out.view(-1)
-    chunk = 1 << (22 if out.is_cuda else 14)  # blocks
-    for first in range(0, flat.numel(), 4 * chunk):
-        part = flat[first : first + 4 * chunk]
-        block = torch.arange(first // 4, first // 4 + (part.numel() + 3) // 4, device=out.device)
-        part.copy_(normal_blocks(key, block).mul_(std).view(-1)[: part.numel()])
+    out_RC = out.view(-1, out.shape[-1])
+    row, column = offset
+    C = out_RC.shape[1] if columns is None else columns
+    rows_at_once = max((1 << (24 if out_RC.is_cuda else 16)) // C, 1)
+    for start in range(0, len(out_RC), rows_at_once):
+        part = out_RC[start : start + rows_at_once]
+        first, count = (row + start) * C, len(part) * C
+        block_K = torch.arange(first // 4, (first + count + 3) // 4, device=out_RC.device)
+        drawn = normal_blocks(key, block_K).mul_(std).view(-1)[first % 4 : first % 4 + count]
+        part.copy_(drawn.view(-1, C)[:, column : column + part.shape[1]])
 
 
 def dropout_keys(seed: int, num_layers: int, device: torch.device | str) -> Tensor:
@@ -100,7 +115,9 @@ class DropoutState:
         keys: of `dropout_keys`; [3, 2] once narrowed to one layer.
         iteration: int64 [], on the device.
         sample_index_B: int64 [B], the number of each sample in the run's data order.
-        positions_S: int64 [S], the place in the whole sample of each row held here; None: rows 0 to S - 1.
+        positions_S: int64 [S], the place in the whole sample of each row of the residual stream held here;
+            None: rows 0 to S - 1.
+        queries_S: the same of each row that attention holds.
         first_head: the number in the whole model of the first attention head held here.
     """
 
@@ -108,6 +125,7 @@ class DropoutState:
     iteration: Tensor
     sample_index_B: Tensor
     positions_S: Tensor | None = None
+    queries_S: Tensor | None = None
     first_head: int = 0
 
     def layer(self, index: int) -> DropoutState:
@@ -137,7 +155,7 @@ class Dropout:
     def drop_hidden(self, x_SBH: Tensor) -> Tensor:
         """Drop elements of [S, B, H]; the counter is the element's place in the whole sample [S, H]."""
         S, _, H = x_SBH.shape
-        keep_BSH = self.keep(self._positions(S, x_SBH.device), H)
+        keep_BSH = self.keep(_places(self.state.positions_S, S, x_SBH.device), H)
         return self._drop(x_SBH, keep_BSH.transpose(0, 1))
 
     def drop_attention(self, probs_BNST: Tensor) -> Tensor:
@@ -145,7 +163,7 @@ class Dropout:
         _, N, S, T = probs_BNST.shape
         device = probs_BNST.device
         head_N = torch.arange(self.state.first_head, self.state.first_head + N, device=device)
-        row_NS = head_N[:, None] * T + self._positions(S, device)
+        row_NS = head_N[:, None] * T + _places(self.state.queries_S, S, device)
         return self._drop(probs_BNST, self.keep(row_NS.flatten(), T).unflatten(1, (N, S)))
 
     def keep(self, row_R: Tensor, row_size: int) -> Tensor:
@@ -163,10 +181,10 @@ class Dropout:
         index_RE = first_R[:, None] % 4 + torch.arange(row_size, device=row_R.device)
         return keep_BRE.gather(-1, index_RE.expand(keep_BRE.shape[0], -1, -1))
 
-    def _positions(self, S: int, device: torch.device) -> Tensor:
-        """The place in the whole sample of each of the S rows held here."""
-        held = self.state.positions_S
-        return torch.arange(S, device=device) if held is None else held
-
     def _drop(self, x: Tensor, keep: Tensor) -> Tensor:
         return torch.where(keep, x * (1.0 / (1.0 - self.probability)), 0.0)
+
+
+def _places(held_S: Tensor | None, S: int, device: torch.device) -> Tensor:
+    """The place in the whole sample of each of the S rows held here."""
+    return torch.arange(S, device=device) if held_S is None else held_S

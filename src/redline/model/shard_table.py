@@ -15,9 +15,9 @@ from functools import lru_cache
 from torch import Tensor
 
 from redline.errors import ShapeError
-from redline.formulas.params import LogicalTensor, Split
+from redline.formulas.params import LogicalTensor, Slice, Split, rank_slice
 from redline.formulas.params import logical_tensors as list_logical_tensors
-from redline.formulas.shape import ModelShape
+from redline.formulas.shape import ModelShape, TpRank
 
 # Logical name -> the parameter that stores it; parts are stacked by rows in this order. All others store
 # themselves.
@@ -26,6 +26,8 @@ STACKED = (
     (re.compile(r"\.mlp\.(gate|up)\.(weight|bias)$"), r".mlp.fc1.\2"),
     (re.compile(r"\.mlp\.(down)\.(weight|bias)$"), r".mlp.fc2.\2"),
 )
+
+WHOLE = TpRank()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,24 +58,53 @@ def shard_table(shape: ModelShape) -> dict[str, Stored]:
     return table
 
 
-def logical_tensors(name: str, physical: Tensor, shape: ModelShape) -> dict[str, Tensor]:
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A logical tensor inside a parameter, or the slice of it that this rank holds there.
+
+    Attributes:
+        tensor: the whole.
+        held: which part of it this is.
+        start: the parameter's row at which it begins; it has held.size[0] rows.
+    """
+
+    tensor: LogicalTensor
+    held: Slice
+    start: int
+
+
+@lru_cache(maxsize=256)
+def parts_of(name: str, shape: ModelShape, rank: TpRank = WHOLE) -> tuple[Part, ...]:
+    """What parameter `name` holds on one tensor-parallel rank, row by row; padding is left out."""
+    parts, start = [], 0
+    for tensor in shard_table(shape)[name].parts:
+        held = rank_slice(tensor, shape, rank)
+        if held.numel:
+            parts.append(Part(tensor, held, start))
+        start += held.size[0]
+    return tuple(parts)
+
+
+def logical_tensors(
+    name: str, physical: Tensor, shape: ModelShape, rank: TpRank = WHOLE
+) -> dict[str, Tensor]:
     """The logical tensors inside parameter `name`, as views, by logical name.
 
     Args:
         physical: the parameter, or anything of its shape (its main copy, gradient or moments).
+        rank: on several tensor-parallel ranks the views are the slices that this one holds.
 
     Raises: ShapeError when the model has no such parameter, or `physical` does not have its shape.
     """
     if name not in shard_table(shape):
         raise ShapeError(f"a model of this shape has no parameter {name}.")
     views: dict[str, Tensor] = {}
-    start = 0
-    for part in shard_table(shape)[name].parts:
-        views[part.name] = physical[start : start + part.size[0]]
-        start += part.size[0]
-        if views[part.name].shape != part.size:
+    for part in parts_of(name, shape, rank):
+        size = part.held.size
+        view = views[part.tensor.name] = physical[part.start : part.start + size[0]]
+        if view.shape != size:
             raise ShapeError(
-                f"{name} of shape {tuple(physical.shape)} cannot hold {part.name} of shape {part.size}.",
+                f"{name} of shape {tuple(physical.shape)} cannot hold {part.tensor.name} of shape {size}.",
                 why="the model's shape says otherwise.",
             )
     return views

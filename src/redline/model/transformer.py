@@ -18,6 +18,7 @@ from redline.model.ops import Ops, local_ops
 from redline.model.random import EMBEDDING, DropoutState, dropout_at
 from redline.model.recompute import checkpoint
 from redline.model.rope import RopeTable, rope_table
+from redline.model.tensor_parallel import TensorParallel
 
 
 class Table(nn.Module):
@@ -32,17 +33,24 @@ class Embedding(nn.Module):
     """Token embedding, plus learned positions where the model has them, then dropout."""
 
     def __init__(
-        self, shape: ModelShape, *, ops: Ops, dtype: torch.dtype, residual_dtype: torch.dtype
+        self,
+        shape: ModelShape,
+        *,
+        ops: Ops,
+        dtype: torch.dtype,
+        residual_dtype: torch.dtype,
+        tp: TensorParallel,
     ) -> None:
         super().__init__()
         self.ops = ops
         self.hidden_dropout, self.residual_dtype = shape.hidden_dropout, residual_dtype
-        self.word = Table(shape.padded_vocab_size, shape.hidden, dtype)
+        self.word = Table(shape.padded_vocab_size // tp.size, shape.hidden, dtype)
         learned = shape.position == "learned_absolute"
         self.position = Table(shape.max_positions, shape.hidden, dtype) if learned else None
 
     def forward(self, tokens_BS: Tensor, positions_BS: Tensor, dropout: DropoutState | None) -> Tensor:
-        """int64 [B, S] twice -> [S, B, H] in the dtype of the residual stream."""
+        """int64 [B, S] twice -> [S, B, H] in the dtype of the residual stream; [S/tp, B, H] with sequence
+        parallelism."""
         learned = (None, None) if self.position is None else (positions_BS.T, self.position.weight)
         x_SBH = self.ops.embedding(tokens_BS.T, self.word.weight, *learned).to(self.residual_dtype)
         site = dropout_at(dropout, EMBEDDING, self.hidden_dropout)
@@ -62,6 +70,7 @@ class Transformer(nn.Module):
         residual_dtype: of the residual stream (`--fp32-residual-connection`); None: `dtype`.
         label_smoothing: see local.cross_entropy.
         recompute: what training drops in forward and computes again; head and loss are never part of it.
+        tp: the ranks that share the model; `ops` are then those of `tensor_parallel_ops`.
     """
 
     def __init__(
@@ -74,17 +83,21 @@ class Transformer(nn.Module):
         residual_dtype: torch.dtype | None = None,
         label_smoothing: float = 0.0,
         recompute: Recompute = NOTHING,
+        tp: TensorParallel | None = None,
     ) -> None:
         super().__init__()
         assert shape.num_experts == 0 and shape.mtp_num_layers == 0, "the config rules refuse these"
         ops = local_ops() if ops is None else ops
-        self.shape, self.dtype, self.ops, self.label_smoothing = shape, dtype, ops, label_smoothing
-        self.embedding = Embedding(shape, ops=ops, dtype=dtype, residual_dtype=residual_dtype or dtype)
+        tp = TensorParallel() if tp is None else tp
+        self.shape, self.dtype, self.ops, self.tp = shape, dtype, ops, tp
+        self.label_smoothing = label_smoothing
+        self.embedding = Embedding(shape, ops=ops, dtype=dtype, residual_dtype=residual_dtype or dtype, tp=tp)
         self.units = recompute.units(shape.num_layers)
         in_units = {index for unit in self.units for index in unit}
+        part = shape.of_rank(tp.size)
         self.layers = nn.ModuleList(
             Block(
-                shape,
+                part,
                 attention=attention,
                 ops=ops,
                 dtype=dtype,
@@ -93,7 +106,7 @@ class Transformer(nn.Module):
             for index in range(shape.num_layers)
         )
         self.final_norm = Norm(shape.hidden, shape=shape, norm=ops.norm, dtype=dtype)
-        self.head = None if shape.tied else Table(shape.padded_vocab_size, shape.hidden, dtype)
+        self.head = None if shape.tied else Table(shape.padded_vocab_size // tp.size, shape.hidden, dtype)
 
     def forward(
         self, tokens_BS: Tensor, positions_BS: Tensor, mask: MaskSpec, dropout: DropoutState | None = None
@@ -106,7 +119,7 @@ class Transformer(nn.Module):
             mask: which tokens see which.
             dropout: the keys of this microbatch; None (evaluation) drops nothing.
 
-        Returns: [S, B, H] after the final norm.
+        Returns: [S, B, H] after the final norm; [S/tp, B, H] with sequence parallelism.
         """
         S = tokens_BS.shape[1]
         if self.embedding.position is not None and self.shape.max_positions < S:
@@ -115,6 +128,7 @@ class Transformer(nn.Module):
                 why="each learned position is a row of a table of that size.",
                 mend="shorten the sequence, or give the model more positions.",
             )
+        dropout = self.tp.place(dropout, S, self.shape)
         x_SBH = self.embedding(tokens_BS, positions_BS, None if dropout is None else dropout.embedding())
         rope = rope_table(self.shape, S, self.dtype, tokens_BS.device)
         run = partial(self._run_layers, rope=rope, mask=mask, dropout=dropout)
@@ -141,13 +155,15 @@ class Transformer(nn.Module):
 
     @property
     def head_weight(self) -> Tensor:
-        """[padded V, H]: the head's own matrix, or the word embedding it is tied to."""
+        """[padded V/tp, H]: the head's own matrix, or the word embedding it is tied to."""
         table = self.embedding.word if self.head is None else self.head
         return table.weight
 
     def logits(self, hidden_SBH: Tensor) -> Tensor:
-        """[S, B, H] -> [S, B, V] over the true vocabulary."""
-        return true_columns(self.ops.linear(hidden_SBH, self.head_weight), self.shape.vocab_size)
+        """[S, B, H] -> [S, B, V] over the true vocabulary, on every rank; under tensor parallelism without
+        a gradient."""
+        logits_SBV = self.tp.all_columns(self.ops.linear(hidden_SBH, self.head_weight))
+        return true_columns(logits_SBV, self.shape.vocab_size)
 
     def loss(self, hidden_SBH: Tensor, labels_BS: Tensor, weights_BS: Tensor) -> Tensor:
         """The sum over tokens of weight x cross-entropy, a scalar in fp32 (fp64 for fp64).
@@ -157,11 +173,11 @@ class Transformer(nn.Module):
         still be NaN. The caller divides by the token count (and multiplies by a loss scale) through the
         weights, and calls backward on this very scalar: a fused head makes its gradients in forward.
 
-        Shapes: [S, B, H], int64 [B, S], float [B, S] -> [].
+        Shapes: [S, B, H] ([S/tp, B, H] with sequence parallelism), int64 [B, S], float [B, S] -> [].
         """
         ignored_SB = ((labels_BS < 0) | (weights_BS == 0)).T
         return self.ops.head_loss(
-            hidden_SBH.masked_fill(ignored_SB[..., None], 0.0).flatten(0, 1),
+            hidden_SBH.masked_fill(self.tp.own_rows(ignored_SB)[..., None], 0.0).flatten(0, 1),
             self.head_weight,
             labels_BS.T.masked_fill(ignored_SB, 0).flatten(),
             weights_BS.T.masked_fill(ignored_SB, 0.0).flatten(),

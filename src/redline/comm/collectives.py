@@ -1,0 +1,112 @@
+"""Collectives along one axis, at once or as a handle to wait for: PyTorch's spellings, written down once.
+
+Tensors are contiguous; "gather" and "scatter" work on dim 0. On an axis of size 1 each is the identity and
+sends nothing, so callers have no case of their own for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch.distributed as dist
+from torch import Tensor
+
+from redline.comm.groups import Group
+from redline.errors import ShapeError
+
+Reduction = Literal["sum", "max"]
+_REDUCTIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
+# Renamed in torch 2.13, where the old names warn at each call.
+_all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter: Callable[..., Any] = (
+    getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A collective under way. `wait` returns its result once the device may read it."""
+
+    result: Tensor
+    work: tuple[Any, ...] = ()
+
+    def wait(self) -> Tensor:
+        """The result; on a GPU the current stream waits, not the host."""
+        for each in self.work:
+            each.wait()
+        return self.result
+
+
+def all_reduce_async(x: Tensor, group: Group, reduction: Reduction = "sum") -> Pending:
+    """Reduce `x` in place over the ranks of `group`."""
+    if group.handle is None:
+        return Pending(x)
+    work = dist.all_reduce(x, _REDUCTIONS[reduction], group=group.handle, async_op=True)
+    return Pending(x, (work,))
+
+
+def all_gather_async(x_shard: Tensor, group: Group) -> Pending:
+    """The shards of all ranks one behind the other: [R, ...] -> [size x R, ...]."""
+    if group.handle is None:
+        return Pending(x_shard)
+    whole = x_shard.new_empty((group.size * x_shard.shape[0], *x_shard.shape[1:]))
+    return Pending(whole, (_all_gather(whole, x_shard, group=group.handle, async_op=True),))
+
+
+def reduce_scatter_async(x: Tensor, group: Group) -> Pending:
+    """Sum over the ranks and keep this rank's part: [size x R, ...] -> [R, ...].
+
+    Raises: ShapeError when dim 0 cannot be cut evenly.
+    """
+    if group.handle is None:
+        return Pending(x)
+    check_even(x, group)
+    part = x.new_empty((x.shape[0] // group.size, *x.shape[1:]))
+    return Pending(part, (_reduce_scatter(part, x, group=group.handle, async_op=True),))
+
+
+def reduce_scatter_into_async(part: Tensor, x: Tensor, group: Group) -> Pending:
+    """`reduce_scatter_async` into a tensor that is there already; the axis has more than one rank."""
+    return Pending(part, (_reduce_scatter(part, x, group=group.handle, async_op=True),))
+
+
+def exchange_async(sends: list[tuple[int, Tensor]], receives: list[tuple[int, Tensor]], group: Group) -> Any:
+    """Send to and receive from ranks of `group`, by their place along the axis, in one batch.
+
+    Returns: what is waited for, one handle or several.
+    """
+    batch = [dist.P2POp(dist.isend, x, group.ranks[to], group.handle) for to, x in sends]
+    batch += [dist.P2POp(dist.irecv, x, group.ranks[at], group.handle) for at, x in receives]
+    return tuple(dist.batch_isend_irecv(batch))
+
+
+def all_reduce(x: Tensor, group: Group, reduction: Reduction = "sum") -> Tensor:
+    """`x`, reduced in place."""
+    return all_reduce_async(x, group, reduction).wait()
+
+
+def all_gather(x_shard: Tensor, group: Group) -> Tensor:
+    """See `all_gather_async`."""
+    return all_gather_async(x_shard.contiguous(), group).wait()
+
+
+def reduce_scatter(x: Tensor, group: Group) -> Tensor:
+    """See `reduce_scatter_async`."""
+    return reduce_scatter_async(x.contiguous(), group).wait()
+
+
+def own_part(x: Tensor, group: Group, dim: int = 0) -> Tensor:
+    """The view of `x` that this rank keeps when `dim` is cut into equal parts."""
+    return x.chunk(group.size, dim)[group.index] if group.size > 1 else x
+
+
+def check_even(x: Tensor, group: Group) -> None:
+    """Raises ShapeError unless dim 0 is a multiple of the axis."""
+    if x.shape[0] % group.size:
+        raise ShapeError(
+            f"{x.shape[0]} rows cannot be spread over {group.size} ranks.",
+            "each rank holds the same number.",
+            "choose a sequence length that the ranks divide.",
+        )

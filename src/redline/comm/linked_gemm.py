@@ -1,0 +1,118 @@
+"""GEMMs joined to a collective along the tokens: gather + GEMM and GEMM + scatter, several providers.
+
+    gather_gemm   y = gather(x_shard) w       [T/tp, K], [K, N] -> y [T, N] and the gathered x [T, K]
+    gemm_scatter  y_shard = scatter(x w)      [T, K], [K, N] -> [T/tp, N], summed over the ranks
+
+Which one runs is an object that a GEMM site is handed: `Plain` (one after the other), `Chunked` (pieces
+travel while others are multiplied, on any device), `SymmetricMemory` (symmetric.py: PyTorch's, over NVLink).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from redline.comm.collectives import (
+    Pending,
+    all_gather,
+    check_even,
+    exchange_async,
+    reduce_scatter,
+    reduce_scatter_into_async,
+)
+from redline.comm.groups import Group
+
+
+class LinkedGemm(Protocol):
+    """A provider. Operands are contiguous matrices of one dtype; `w` may be a transposed view."""
+
+    @property
+    def name(self) -> str:
+        """As a run's record shows it."""
+
+    def gather_gemm(self, x_shard: Tensor, w: Tensor, group: Group) -> tuple[Tensor, Tensor]:
+        """(gather(x_shard) w, gather(x_shard))."""
+
+    def gemm_scatter(self, x: Tensor, w: Tensor, group: Group) -> Tensor:
+        """This rank's rows of the sum over ranks of x w. Raises: ShapeError when the rows do not divide."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """The collective, then the GEMM; or the other way round."""
+
+    name: str = "plain"
+
+    def gather_gemm(self, x_shard: Tensor, w: Tensor, group: Group) -> tuple[Tensor, Tensor]:
+        x = all_gather(x_shard, group)
+        return x @ w, x
+
+    def gemm_scatter(self, x: Tensor, w: Tensor, group: Group) -> Tensor:
+        return reduce_scatter(x @ w, group)
+
+
+@dataclass(frozen=True, slots=True)
+class Chunked:
+    """Pieces of each rank's rows travel while others are multiplied.
+
+    gather_gemm sends the own rows, piece by piece, to every rank, and multiplies them meanwhile; then pieces
+    of the others as they come. Everything is hidden but what the own rows' GEMM does not cover.
+    gemm_scatter multiplies a piece of every rank's rows, sends it to be summed, and multiplies the next: the
+    last piece is in the open.
+
+    Attributes:
+        chunks: pieces of a rank's rows; more hide more, and make smaller GEMMs.
+    """
+
+    chunks: int = 2
+
+    @property
+    def name(self) -> str:
+        """With its number of pieces."""
+        return f"chunked ({self.chunks})"
+
+    def gather_gemm(self, x_shard: Tensor, w: Tensor, group: Group) -> tuple[Tensor, Tensor]:
+        rows, size = x_shard.shape[0], group.size
+        x, y = x_shard.new_empty(size * rows, w.shape[0]), x_shard.new_empty(size * rows, w.shape[1])
+        parts, results = x.view(size, rows, -1), y.view(size, rows, -1)
+        others = [(group.index + step) % size for step in range(1, size)]
+        pieces = list(self._pieces(rows))
+        travelling = [
+            exchange_async(
+                [(rank, x_shard[piece]) for rank in others],
+                [(rank, parts[rank, piece]) for rank in others],
+                group,
+            )
+            for piece in pieces
+        ]
+        torch.mm(x_shard, w, out=results[group.index])
+        parts[group.index].copy_(x_shard)
+        for piece, work in zip(pieces, travelling, strict=True):
+            Pending(x, work).wait()
+            for rank in others:
+                torch.mm(parts[rank, piece], w, out=results[rank, piece])
+        return y, x
+
+    def gemm_scatter(self, x: Tensor, w: Tensor, group: Group) -> Tensor:
+        check_even(x, group)
+        size, rows = group.size, x.shape[0] // group.size
+        parts, y = x.view(size, rows, -1), x.new_empty(rows, w.shape[1])
+        travelling = []
+        for piece in self._pieces(rows):
+            products = x.new_empty(size, piece.stop - piece.start, w.shape[1])
+            for rank in range(size):
+                torch.mm(parts[rank, piece], w, out=products[rank])
+            travelling.append(reduce_scatter_into_async(y[piece], products.flatten(0, 1), group))
+        for each in travelling:
+            each.wait()
+        return y
+
+    def _pieces(self, rows: int) -> Iterator[slice]:
+        """Equal pieces of a rank's rows, the last one perhaps shorter."""
+        length = -(-rows // self.chunks)
+        for start in range(0, rows, length):
+            yield slice(start, min(start + length, rows))
