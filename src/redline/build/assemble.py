@@ -18,9 +18,26 @@ from redline.attention import (
 from redline.build.determinism import determinism
 from redline.build.kernels import kernel_conditions
 from redline.choice import Choice
+from redline.comm import Groups, single_process
 from redline.config import RunConfig
-from redline.model import Transformer, check_names, fused_ops, init_tensors
-from redline.optim import AdamImpl, AdamOptions, FlatBuffers, NonFiniteAction, Optimizer, make_loss_scale
+from redline.model import (
+    TensorParallel,
+    Transformer,
+    check_names,
+    fused_ops,
+    init_tensors,
+    shared_parameters,
+    tensor_parallel_ops,
+)
+from redline.optim import (
+    AdamImpl,
+    AdamOptions,
+    FlatBuffers,
+    NonFiniteAction,
+    Optimizer,
+    SharedParameters,
+    make_loss_scale,
+)
 from redline.plan import Plan, choose_kernels
 from redline.precision import Recipe, make_recipe
 
@@ -42,12 +59,14 @@ def assemble(
     device: torch.device,
     chosen_attention: tuple[Attention, Choice],
     *,
+    groups: Groups | None = None,
     interpret: bool = False,
 ) -> Assembly:
     """Build on the meta device, move the parameters into flat buffers, draw the initial weights.
 
     Args:
         chosen_attention: of `choose_attention`.
+        groups: the ranks that share the model; None for one process.
         interpret: run kernels on a CPU too where they are asked for by name, by Triton's interpreter (to
             test them: it is thousands of times slower).
 
@@ -60,11 +79,15 @@ def assemble(
     plan = plan.with_implementation(attention_choice.ran, kernels.fused)
     if "masked_softmax" in kernels.fused:
         attention = partial(unfused_attention, softmax=fused_softmax)
+    tp = tensor_parallel(config, groups or single_process())
+    fuse_wgrad = config.kernels.gradient_accumulation_fusion
+    ops = fused_ops(kernels.fused, fuse_wgrad=fuse_wgrad)
     model = Transformer(
         plan.shape,
         attention=attention,
         dtype=recipe.compute,
-        ops=fused_ops(kernels.fused, fuse_wgrad=config.kernels.gradient_accumulation_fusion),
+        ops=tensor_parallel_ops(ops, tp, fuse_wgrad=fuse_wgrad),
+        tp=tp,
         recompute=plan.microbatch.recompute,
     )
     buffers = FlatBuffers(
@@ -74,13 +97,20 @@ def assemble(
         "main_param"
     )  # drawn in full precision; the half copies are rounded from them
     check_names(main_params, plan.shape)
-    init_tensors(main_params.items(), plan.shape, config.train.seed)
+    init_tensors(main_params.items(), plan.shape, config.train.seed, tp.rank)
     buffers.sync_params()
     bits = determinism(config.train.deterministic_mode, device.type, attention_choice.ran, kernels.fused)
-    optimizer = make_optimizer(config, buffers, recipe, "triton" if "adamw" in kernels.fused else "auto")
+    shared = SharedParameters(tp.group, shared_parameters(plan.shape, tp.rank, sequence=tp.sequence))
+    impl: AdamImpl = "triton" if "adamw" in kernels.fused else "auto"
+    optimizer = make_optimizer(config, buffers, recipe, impl, shared)
     adam = replace(optimizer.adam.choice, asked="auto")
     choices = (*kernels.choices, adam, attention_choice, bits)
     return Assembly(plan, model, optimizer, recipe, choices)
+
+
+def tensor_parallel(config: RunConfig, groups: Groups) -> TensorParallel:
+    """The tensor-parallel axis as the model uses it."""
+    return TensorParallel(group=groups.tp, sequence=config.parallel.sequence_parallel)
 
 
 def choose_attention(
@@ -93,7 +123,7 @@ def choose_attention(
 
     Raises: ConfigError when a backend asked for by name cannot run this model here.
     """
-    shape = plan.shape
+    shape = plan.shape.of_rank(plan.grid.tp)
     request = Request(
         device_type=device.type,
         dtype=make_recipe(plan.precision).compute,
@@ -113,7 +143,11 @@ def choose_attention(
 
 
 def make_optimizer(
-    config: RunConfig, buffers: FlatBuffers, recipe: Recipe, impl: AdamImpl = "auto"
+    config: RunConfig,
+    buffers: FlatBuffers,
+    recipe: Recipe,
+    impl: AdamImpl = "auto",
+    shared: SharedParameters | None = None,
 ) -> Optimizer:
     """AdamW on `buffers` as the options say, by the implementation `impl`."""
     optim, train = config.optim, config.train
@@ -132,4 +166,5 @@ def make_optimizer(
         ),
         nonfinite_action=action,
         log_num_zeros=config.logging.log_num_zeros_in_grad,
+        shared=shared,
     )

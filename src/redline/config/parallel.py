@@ -10,7 +10,6 @@ from redline.config.waits import (
     EXPERT_PARALLEL,
     FSDP,
     PIPELINE_PARALLEL,
-    TENSOR_PARALLEL,
 )
 
 SHARDED = {"use_distributed_optimizer": True}
@@ -23,13 +22,10 @@ class ParallelConfig(Section):
     title: ClassVar[str] = "Parallelism"
     account: ClassVar[str] = "communication"
 
-    tensor_model_parallel_size: int = flag(
-        1, at_least=1, waits_for=TENSOR_PARALLEL, help="Ranks that share each layer's matrices (tp)."
-    )
+    tensor_model_parallel_size: int = flag(1, at_least=1, help="Ranks that share each layer's matrices (tp).")
     sequence_parallel: bool = flag(
         False,
         account="memory",
-        waits_for=TENSOR_PARALLEL,
         help="Split activations outside tp regions along the sequence.",
     )
     pipeline_model_parallel_size: int = flag(

@@ -84,6 +84,22 @@ def rank_slice(tensor: LogicalTensor, shape: ModelShape, rank: TpRank) -> Slice:
     return Slice(tuple(offset), tuple(size))
 
 
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What one rank knows of a parameter that other tensor-parallel ranks hold too, in elements of it.
+
+    Attributes:
+        copies: ranges that a rank before this one holds as well: not counted here.
+        partial: (start, end, place): a range whose gradient is a part of the sum over ranks, and where it
+            belongs in the vector in which the ranks add up the parameter.
+        size: elements of that vector.
+    """
+
+    copies: tuple[tuple[int, int], ...] = ()
+    partial: tuple[tuple[int, int, int], ...] = ()
+    size: int = 0
+
+
 def shares_group(tensor: LogicalTensor, shape: ModelShape, tp: int) -> bool:
     """Whether several of `tp` ranks hold this tensor's rows because there are fewer groups than ranks."""
     return tp > shape.num_groups and _KEYS_VALUES.search(tensor.name) is not None

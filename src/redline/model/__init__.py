@@ -21,7 +21,14 @@ from redline.model.init import init_parameters, init_tensors
 from redline.model.ops import Ops, local_ops
 from redline.model.parallel_gemm import tensor_parallel_ops
 from redline.model.random import DropoutState, dropout_keys
-from redline.model.shard_table import Stored, check_names, logical_tensors, parts_of, shard_table
+from redline.model.shard_table import (
+    Stored,
+    check_names,
+    logical_tensors,
+    parts_of,
+    shard_table,
+    shared_parameters,
+)
 from redline.model.tensor_parallel import TensorParallel
 from redline.model.transformer import Transformer
 
@@ -40,5 +47,6 @@ __all__ = [
     "logical_tensors",
     "parts_of",
     "shard_table",
+    "shared_parameters",
     "tensor_parallel_ops",
 ]

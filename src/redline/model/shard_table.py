@@ -15,7 +15,7 @@ from functools import lru_cache
 from torch import Tensor
 
 from redline.errors import ShapeError
-from redline.formulas.params import LogicalTensor, Slice, Split, rank_slice
+from redline.formulas.params import LogicalTensor, Shared, Slice, Split, rank_slice, shares_group
 from redline.formulas.params import logical_tensors as list_logical_tensors
 from redline.formulas.shape import ModelShape, TpRank
 
@@ -26,7 +26,7 @@ STACKED = (
     (re.compile(r"\.mlp\.(gate|up)\.(weight|bias)$"), r".mlp.fc1.\2"),
     (re.compile(r"\.mlp\.(down)\.(weight|bias)$"), r".mlp.fc2.\2"),
 )
-
+_IN_HEADS = re.compile(r"\.attention\.[qk]_norm\.")
 WHOLE = TpRank()
 
 
@@ -108,6 +108,39 @@ def logical_tensors(
                 why="the model's shape says otherwise.",
             )
     return views
+
+
+def shared_parameters(shape: ModelShape, rank: TpRank, *, sequence: bool) -> dict[str, Shared]:
+    """The parameters of which other tensor-parallel ranks hold something too; none on one rank.
+
+    Args:
+        sequence: whether the ranks share the sequence: then every gradient of a replicated parameter is the
+            sum over a part of the tokens. Without, only those of q and k norms are partial: over some heads.
+    """
+    if rank.size == 1:
+        return {}
+    found = {}
+    for name in shard_table(shape):
+        copies, partial, size = [], [], 0
+        for part in parts_of(name, shape, rank):
+            row = part.tensor.numel // part.tensor.size[0]
+            start, numel = part.start * row, part.held.numel
+            if part.tensor.split == "replicated":
+                first = 0
+                sums = sequence or _IN_HEADS.search(name) is not None
+            elif shares_group(part.tensor, shape, rank.size):
+                holders, sums = rank.size // shape.num_groups, True
+                first = rank.index // holders * holders
+            else:
+                continue
+            if rank.index != first:
+                copies.append((start, start + numel))
+            if sums:
+                partial.append((start, start + numel, size + part.held.offset[0] * row))
+                size += part.tensor.numel
+        if copies or partial:
+            found[name] = Shared(tuple(copies), tuple(partial), size)
+    return found
 
 
 def check_names(names: Iterable[str], shape: ModelShape) -> None:

@@ -5,8 +5,10 @@ from redline.optim.flat import FlatBuffers, Kind
 from redline.optim.loss_scale import ConstantLossScale, DynamicLossScale, LossScale, make_loss_scale
 from redline.optim.nonfinite import NonFinite, NonFiniteAction
 from redline.optim.optimizer import Optimizer, StepResult
+from redline.optim.shared import SharedParameters
 
 __all__ = [
+    "SharedParameters",
     "AdamImpl",
     "AdamOptions",
     "AdamW",

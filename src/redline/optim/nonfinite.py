@@ -8,7 +8,7 @@ bad is the nearest to the cause, and spoils those after it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -47,17 +47,22 @@ class NonFinite:
         return "; ".join(parts)
 
 
-def nonfinite_parameters(grads: Mapping[str, Tensor]) -> tuple[str, ...]:
+def nonfinite_parameters(
+    grads: Mapping[str, Tensor], agreed: Callable[[Tensor], Tensor] = lambda bad: bad
+) -> tuple[str, ...]:
     """Names whose gradient holds a NaN or an infinity, last registered first (the order of backward).
 
     One read of the gradients, no temporaries of their size, one wait for the device.
+
+    Args:
+        agreed: which are bad on any rank, from those bad here; the names are the same everywhere.
     """
     names = [name for name in reversed(list(grads)) if grads[name].numel()]
     if not names:
         return ()
     extremes = torch.stack([torch.stack(torch.aminmax(grads[name])).double() for name in names])  # [names, 2]
-    finite = extremes.isfinite().all(dim=1).tolist()  # a NaN anywhere makes both extremes NaN
-    return tuple(name for name, good in zip(names, finite, strict=True) if not good)
+    bad = agreed(~extremes.isfinite().all(dim=1)).tolist()  # a NaN anywhere makes both extremes NaN
+    return tuple(name for name, found in zip(names, bad, strict=True) if found)
 
 
 def nonfinite_error(found: NonFinite, applied_steps: int) -> TrainingError:

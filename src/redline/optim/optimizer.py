@@ -22,6 +22,7 @@ from redline.optim.clip import clip_coefficient, count_nonzero, l2_norm
 from redline.optim.flat import FlatBuffers
 from redline.optim.loss_scale import ConstantLossScale, LossScale
 from redline.optim.nonfinite import NonFinite, NonFiniteAction, nonfinite_error, nonfinite_parameters
+from redline.optim.shared import SharedParameters, agreed
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,7 @@ class Optimizer:
             ("skip"), or apply it nevertheless ("ignore"). A dynamic loss scale always leaves overflowed
             steps out, and only an overflow at its floor, or a loss that is not finite, counts as an error.
         log_num_zeros: count zero gradient elements (one more read of the gradients).
+        shared: what other tensor-parallel ranks hold too.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class Optimizer:
         loss_scale: LossScale | None = None,
         nonfinite_action: NonFiniteAction = "stop",
         log_num_zeros: bool = False,
+        shared: SharedParameters | None = None,
     ) -> None:
         self.buffers = buffers
         self.adam = AdamW(buffers, adam)
@@ -85,7 +88,8 @@ class Optimizer:
         self._clip_grad = clip_grad
         self._action = nonfinite_action
         self._log_num_zeros = log_num_zeros
-        self._num_elements = sum(grad.numel() for grad in buffers.views("main_grad").values())
+        self._shared = shared or SharedParameters()
+        self._num_elements = sum(grad.numel() for grad in self._shared.counted(buffers, "main_grad"))
         self._may_skip = nonfinite_action != "ignore" or not isinstance(self.loss_scale, ConstantLossScale)
 
     def step(
@@ -107,6 +111,7 @@ class Optimizer:
         Raises: TrainingError on a non-finite step under "stop", with the step left out.
         """
         scale = self.loss_scale.scale
+        self._shared.sum_partial(self.buffers)
         scaled_norm, num_zeros = self._measure()
         norm = scaled_norm / scale
         facts = self._facts(norm, loss, num_zeros)
@@ -122,13 +127,14 @@ class Optimizer:
 
     def _measure(self) -> tuple[Tensor, Tensor | None]:
         """The norm of the gradients as they are, and how many of them are 0, None when nobody asks."""
-        grads, device = self.buffers.flat("main_grad"), self.buffers.device
+        grads, device = self._shared.counted(self.buffers, "main_grad"), self.buffers.device
         if self.adam.choice.ran == "triton" and grads:
             norm, nonzeros = norm_and_nonzeros(grads)
         else:
             norm = l2_norm(grads, device)
             nonzeros = count_nonzero(grads, device) if self._log_num_zeros else norm
-        return norm, self._num_elements - nonzeros if self._log_num_zeros else None
+        zeros = self._shared.total(self._num_elements - nonzeros) if self._log_num_zeros else None
+        return self._shared.norm(norm), zeros
 
     def _facts(self, norm: Tensor, loss: Tensor | None, num_zeros: Tensor | None) -> Tensor:
         """[found_inf, norm, loss, num_zeros] in float64 on the device; 0 stands for what is not there."""
@@ -156,7 +162,7 @@ class Optimizer:
 
         nonfinite = None
         if found_inf:
-            nonfinite = NonFinite(loss, norm, nonfinite_parameters(self.buffers.views("main_grad")))
+            nonfinite = NonFinite(loss, norm, self._nonfinite_parameters())
             if self._action == "stop" and not overflow:
                 raise nonfinite_error(nonfinite, self.applied_steps)
         zeros = int(num_zeros) if self._log_num_zeros else None
@@ -164,7 +170,12 @@ class Optimizer:
 
     def params_norm(self) -> float:
         """Euclidean norm of all main parameters, frozen ones included. Waits for the device."""
-        return l2_norm(self.buffers.flat("main_param"), self.buffers.device).item()
+        params = self._shared.counted(self.buffers, "main_param")
+        return self._shared.norm(l2_norm(params, self.buffers.device)).item()
+
+    def _nonfinite_parameters(self) -> tuple[str, ...]:
+        grads = self.buffers.views("main_grad")
+        return nonfinite_parameters(grads, lambda bad: agreed(bad, self._shared.group))
 
     def state_values(self) -> dict[str, Any]:
         """The state beside tensors, as JSON values; tensors are `buffers.views` of main_param and moments."""

@@ -129,7 +129,9 @@ def open_run(parsed: Parsed, environment: Environment, say: Say) -> OpenRun:
     attention = first_then_all(  # one rank of a machine measures, and the others read what it wrote
         world.control, leads, lambda: choose_attention(config, plan, device, calibration)
     )
-    assembly = assemble(config, plan, device, attention, interpret=environment.triton_interpret)
+    assembly = assemble(
+        config, plan, device, attention, groups=groups, interpret=environment.triton_interpret
+    )
     plan = assembly.plan
     state = TrainState(assembly.model, assembly.optimizer)
     schedules = plan.schedule

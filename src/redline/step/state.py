@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
+from redline.comm.chunked import Chunked
 from redline.errors import CheckpointError
 from redline.formulas.shape import ModelShape
-from redline.model import Transformer, logical_tensors
+from redline.model import Transformer, logical_tensors, parts_of
 from redline.optim import Kind, Optimizer
 
 # Where each kind of flat buffer stands in a checkpoint: param/embedding.word.weight, exp_avg/...
@@ -48,6 +49,8 @@ class TrainState:
     def tensors(self, *, moments: bool = True) -> dict[str, Tensor]:
         """Views of every saved tensor by logical name, in the plain layout; filling them restores the state.
 
+        On several tensor-parallel ranks a split tensor is `Chunked`: whole in name, with this rank's piece.
+
         Args:
             moments: include the optimizer's moments.
         """
@@ -56,9 +59,17 @@ class TrainState:
             if prefix != "param" and not moments:
                 continue
             for name, view in self.optimizer.buffers.views(kind).items():
-                parts = logical_tensors(name, view, self.shape)
-                found |= {f"{prefix}/{logical}": part for logical, part in parts.items()}
+                found |= {f"{prefix}/{logical}": part for logical, part in self._saved(name, view)}
         return found
+
+    def _saved(self, name: str, view: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """The logical tensors inside one parameter, or the pieces of them that are here."""
+        rank = self.model.tp.rank
+        views = logical_tensors(name, view, self.shape, rank)
+        for part in parts_of(name, self.shape, rank):
+            whole, piece = part.tensor, views[part.tensor.name]
+            split = part.held.size != whole.size
+            yield whole.name, Chunked.make(whole.size, {part.held.offset: piece}) if split else piece
 
     def values(self) -> dict[str, Any]:
         """Every counter, as JSON values."""
