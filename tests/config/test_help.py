@@ -30,7 +30,7 @@ def test_long_help_has_every_option_and_says_what_waits() -> None:
         assert f"  {name}" in text, option.flag
     assert all(f"{section.title}:" in text for section in SECTIONS.values())
     squeezed = " ".join(text.split())
-    assert "Ranks that share each layer's matrices (tp). [default 1; not available yet]" in squeezed
+    assert "Stages of layers (pp). [default 1; not available yet]" in squeezed
     assert "PyTorch's fully sharded data parallel. [not part of Redline]" in squeezed
 
 

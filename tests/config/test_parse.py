@@ -140,7 +140,9 @@ def test_everything_wrong_is_said_at_once() -> None:
 
 def test_a_rule_about_a_flag_already_complained_of_is_left_out() -> None:
     assert problems("--preset llama3-8b --train-iter 5").keys() == {"unknown-flag"}
-    assert problems(f"{TINY} --tensor-model-parallel-size 3").keys() == {"not-available-yet/tensor-parallel"}
+    assert problems(f"{TINY} --pipeline-model-parallel-size 3").keys() == {
+        "not-available-yet/pipeline-parallel"
+    }
 
 
 def test_error_reads_as_what_why_mend() -> None:

@@ -118,6 +118,9 @@ CASES: dict[str, list[tuple[str, str]]] = {
     "sequence-parallel-needs-tp": [
         ("--sequence-parallel", "--sequence-parallel --tensor-model-parallel-size 2")
     ],
+    "compile-and-tp": [
+        ("--use-torch-compile --tensor-model-parallel-size 2", "--tensor-model-parallel-size 2"),
+    ],
     "tp-splits-sequence": [
         (
             "--sequence-parallel --tensor-model-parallel-size 2 --seq-length 513",

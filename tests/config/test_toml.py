@@ -194,6 +194,6 @@ def test_from_dict_reads_other_releases() -> None:
 def test_toml_states_active_options_and_no_default_of_refused_ones() -> None:
     text = to_toml(parse_args([]).config)
     assert "init_method_std = 0.02" in text
-    assert "tensor_model_parallel_size" not in text
-    refused = parse_args(["--tensor-model-parallel-size", "2"], training=False).config
-    assert "tensor_model_parallel_size = 2" in to_toml(refused)
+    assert "pipeline_model_parallel_size" not in text
+    refused = parse_args(["--pipeline-model-parallel-size", "2"], training=False).config
+    assert "pipeline_model_parallel_size = 2" in to_toml(refused)

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from redline.comm import close_world
 from redline.comm.chunked import Chunked
 from redline.config import Environment
 from redline.run import OpenRun, open_run
@@ -21,7 +22,14 @@ from .tiny import parsed, take_steps, valid_loss
 Values = Mapping[str, Any]
 Array = npt.NDArray[Any]
 
-BASE: dict[str, Any] = {"fp64": True, "micro_batch_size": 1, "train_iters": 10, "eval_iters": 1, "lr": 3e-3}
+BASE: dict[str, Any] = {
+    "fp64": True,
+    "make_vocab_size_divisible_by": 2,
+    "micro_batch_size": 1,
+    "train_iters": 10,
+    "eval_iters": 1,
+    "lr": 3e-3,
+}
 GPT = {**BASE, "hidden_dropout": 0.1, "attention_dropout": 0.1}
 LLAMA = {
     **BASE, "position_embedding_type": "rope", "normalization": "RMSNorm", "activation_func": "swiglu",
@@ -69,8 +77,6 @@ def train_all(world_size: int, variants: Sequence[Values], cache: Path) -> list[
         for number, values in enumerate(variants):
             at = replace(environment, cache_dir=cache, master_port=environment.master_port + number)
             seen.append(train(values, at))
-            from redline.comm import close_world
-
             close_world()
         return seen
 
@@ -94,6 +100,7 @@ def assert_equal(seen: Sequence[Seen], one: Seen, tolerance: float = 1e-10) -> N
                 atol=tolerance,
                 err_msg=f"{name} of rank {rank}",
             )
+    _assert_one_value_everywhere(seen)
     covered = {name: set[tuple[int, ...]]() for name in one.pieces}
     sizes = dict.fromkeys(one.pieces, 0)
     for each in seen:
@@ -102,3 +109,12 @@ def assert_equal(seen: Sequence[Seen], one: Seen, tolerance: float = 1e-10) -> N
                 covered[name].add(offset)
                 sizes[name] += piece.size
     assert sizes == {name: whole.size for name, (_, whole) in one.pieces.items()}, "a piece is missing"
+
+
+def _assert_one_value_everywhere(seen: Sequence[Seen]) -> None:
+    """B053: what several ranks hold is the same on all of them, bit for bit."""
+    first: dict[tuple[str, tuple[int, ...]], Array] = {}
+    for each in seen:
+        assert each.losses == seen[0].losses and each.grad_norms == seen[0].grad_norms
+        for name, (offset, piece) in each.pieces.items():
+            assert np.array_equal(piece, first.setdefault((name, offset), piece)), name

@@ -31,6 +31,7 @@ from redline.run import open_run, train_opened
 from redline.run.data import data_prefixes
 from redline.run.vocabulary import open_vocabulary
 
+from . import layouts
 from .ranks import on_ranks
 from .tiny import TINY_VALUES, Values, opened, parsed, take_steps, valid_batches, valid_loss, words_of
 
@@ -130,7 +131,7 @@ def ranks(values: Values, cache: Path) -> str:
     def work(environment: Environment) -> str:
         run = open_run(parsed(values), replace(environment, cache_dir=cache), lambda _: None)
         steps = [(each.loss, each.lr, each.result) for each in take_steps(run)]
-        return repr((run.choices, steps, digest(run.state.tensors())))
+        return repr((run.choices, steps, layouts.pieces(run)))
 
     return repr(on_ranks(2, work))
 

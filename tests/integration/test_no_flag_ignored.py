@@ -189,6 +189,8 @@ LOGGING = {
     "log_progress": see(observe.outcome),
 }
 RANKS = {
+    "tensor_model_parallel_size": see(observe.ranks, value=2),
+    "sequence_parallel": see(observe.ranks, tensor_model_parallel_size=2),
     "distributed_backend": see(observe.choices, value="nccl", refused=2),
     "distributed_timeout_minutes": see(observe.ranks),
     "nproc_per_node": see(observe.launched),

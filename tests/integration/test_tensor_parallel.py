@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from .layouts import GPT, LLAMA, assert_equal, train_all
+from redline.run import open_run, train_opened
 
-MODELS = {"gpt": GPT, "llama": LLAMA}
+from .layouts import GPT, LLAMA, assert_equal, train_all
+from .ranks import on_ranks
+from .tiny import parsed
 
 
 def tp(size: int, **given: object) -> dict[str, object]:
@@ -36,16 +40,58 @@ def check(one, tmp_path: Path, world_size: int, variants) -> None:
         assert_equal(each, one(model))
 
 
+SP = {"sequence_parallel": True}
+QWEN = {**LLAMA, "qk_layernorm": True, "decoupled_lr": 1e-3}
+# One group of keys and values, which all ranks hold; positions, biases and norms in every place.
+SHARED = {**GPT, "group_query_attention": True, "num_query_groups": 1, "qk_layernorm": True}
+
+
 def test_two_ranks(one, tmp_path: Path) -> None:
-    """GPT (dropout, biases, LayerNorm, tied) and Llama (GQA, SwiGLU, RMSNorm, untied), accumulating."""
-    check(
-        one,
-        tmp_path,
-        2,
-        [
-            (GPT, tp(2)),
-            (GPT, tp(2, sequence_parallel=True)),
-            (LLAMA, tp(2)),
-            (LLAMA, tp(2, sequence_parallel=True)),
-        ],
-    )
+    """GPT (dropout, biases, LayerNorm, tied) and Llama (GQA, SwiGLU, RMSNorm, untied), accumulating.
+
+    B053: under sequence parallelism norms have the same gradients on both ranks.
+    """
+    layouts = [(model, tp(2, **sp)) for model in (GPT, LLAMA) for sp in ({}, SP)]
+    check(one, tmp_path, 2, [*layouts, (QWEN, tp(2)), (SHARED, tp(2, **SP))])
+
+
+@pytest.mark.long
+def test_more_on_two_ranks(one, tmp_path: Path) -> None:
+    variants = [(model, tp(2, **sp)) for model, sp in ((QWEN, SP), (SHARED, {}))]
+    apart = {"gradient_accumulation_fusion": False}
+    check(one, tmp_path, 2, [*variants, ({**GPT, **apart}, tp(2, **SP)), ({**LLAMA, **apart}, tp(2))])
+
+
+@pytest.mark.long
+def test_four_ranks(one, tmp_path: Path) -> None:
+    """tp 4, and tp 2 beside dp 2."""
+    variants = [(model, tp(size, **sp)) for model in (GPT, QWEN) for size in (2, 4) for sp in ({}, SP)]
+    check(one, tmp_path, 4, [*variants, (SHARED, tp(4)), (SHARED, tp(4, **SP)), (SHARED, tp(2, **SP))])
+
+
+def resumed(values, folder: Path):
+    """Three more steps after those saved in `folder`."""
+    return {**values, "load": str(folder), "train_iters": 6}
+
+
+def save_after_three_steps(world_size: int, values, folder: Path) -> None:
+    def work(environment):
+        options = parsed({**values, "save": str(folder), "exit_interval": 3})
+        return train_opened(open_run(options, environment, lambda _: None), 0.0) is None
+
+    on_ranks(world_size, work)
+
+
+@pytest.mark.parametrize("sizes", [(2, (1,)), pytest.param((2, (4, 2)), marks=pytest.mark.long),
+                                   pytest.param((4, (1, 2)), marks=pytest.mark.long)])  # fmt: skip
+def test_b106_a_checkpoint_loads_under_another_size(sizes, one, tmp_path: Path) -> None:
+    """Saved by ranks that share the model, gone on by more, fewer or one: the straight run's numbers."""
+    saved_by, loaded_by = sizes
+    model = {**QWEN, "train_iters": 6}
+    save_after_three_steps(saved_by, {**model, **tp(saved_by)}, tmp_path / "run")
+    straight = one(model)
+    for size in loaded_by:
+        values = {**resumed(model, tmp_path / "run"), **tp(size)}
+        (seen,) = train_all(size, [values], tmp_path / "cache")
+        np.testing.assert_allclose(seen[0].losses, straight.losses[3:], rtol=1e-10)
+        assert_equal(seen, replace(straight, losses=straight.losses[3:], grad_norms=straight.grad_norms[3:]))

@@ -26,6 +26,19 @@ def test_a_plan_is_a_pure_value():
     assert plan() == plan() and plan() != plan(seed=7, hidden_size=96)
 
 
+@pytest.mark.parametrize(
+    ("rule", "values"),
+    [
+        ("tp-divides-ffn", {"ffn_hidden_size": 90}),
+        ("tp-divides-vocabulary", {"padded_vocab_size": 1002}),
+    ],
+)
+def test_ranks_that_cannot_share_a_model_are_refused(rule, values):
+    with pytest.raises(ConfigError, match=f"rule: {rule}"):
+        plan(world_size=4, tensor_model_parallel_size=4, num_attention_heads=4, hidden_size=64, **values)
+    plan(world_size=4, tensor_model_parallel_size=4, num_attention_heads=4, hidden_size=64)
+
+
 def test_batches_and_schedules_are_in_samples():
     found = plan(
         lr_warmup_iters=10, lr_decay_iters=50, min_lr=1e-5, lr_wsd_decay_iters=5, lr_decay_style="WSD"

@@ -17,11 +17,11 @@ from redline.attention import (
 )
 from redline.build.determinism import determinism
 from redline.build.kernels import kernel_conditions
+from redline.build.tensor_parallel import tensor_parallel
 from redline.choice import Choice
 from redline.comm import Groups, single_process
 from redline.config import RunConfig
 from redline.model import (
-    TensorParallel,
     Transformer,
     check_names,
     fused_ops,
@@ -79,7 +79,7 @@ def assemble(
     plan = plan.with_implementation(attention_choice.ran, kernels.fused)
     if "masked_softmax" in kernels.fused:
         attention = partial(unfused_attention, softmax=fused_softmax)
-    tp = tensor_parallel(config, groups or single_process())
+    tp, tp_choices = tensor_parallel(config, groups or single_process())
     fuse_wgrad = config.kernels.gradient_accumulation_fusion
     ops = fused_ops(kernels.fused, fuse_wgrad=fuse_wgrad)
     model = Transformer(
@@ -104,13 +104,8 @@ def assemble(
     impl: AdamImpl = "triton" if "adamw" in kernels.fused else "auto"
     optimizer = make_optimizer(config, buffers, recipe, impl, shared)
     adam = replace(optimizer.adam.choice, asked="auto")
-    choices = (*kernels.choices, adam, attention_choice, bits)
+    choices = (*kernels.choices, adam, attention_choice, *tp_choices, bits)
     return Assembly(plan, model, optimizer, recipe, choices)
-
-
-def tensor_parallel(config: RunConfig, groups: Groups) -> TensorParallel:
-    """The tensor-parallel axis as the model uses it."""
-    return TensorParallel(group=groups.tp, sequence=config.parallel.sequence_parallel)
 
 
 def choose_attention(

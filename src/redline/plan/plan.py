@@ -133,6 +133,7 @@ def make_plan(config: RunConfig, hardware: Hardware, vocab_size: int, world_size
     grid = plan_grid(config, world_size)
     seq_length = config.train.seq_length
     shape = shape_of(config.model, seq_length, vocab_size, grid.tp, moe=config.moe, mtp=config.mtp)
+    _check_split(shape, grid.tp)
     precision = choose_precision(config.precision, hardware)
     dtypes = state_dtypes(precision.ran, config.precision)
     batch = plan_batch(config.train, grid.dp)
@@ -182,6 +183,23 @@ def plan_grid(config: RunConfig, world_size: int) -> RankGrid:
         etp=parallel.expert_tensor_parallel_size,
         pp_before_dp=parallel.use_tp_pp_dp_mapping,
     )
+
+
+def _check_split(shape: ModelShape, tp: int) -> None:
+    """Raises ConfigError unless tensor-parallel ranks can hold equal parts of the MLP and the vocabulary."""
+    for rule, flag, size, what in (
+        ("tp-divides-ffn", "--ffn-hidden-size", shape.ffn, "ffn features"),
+        ("tp-divides-vocabulary", "--padded-vocab-size", shape.padded_vocab_size, "rows of the vocabulary"),
+    ):
+        if size % tp:
+            raise broken(
+                rule,
+                f"--tensor-model-parallel-size {tp} cannot split {flag} {size}.",
+                f"each tp rank holds the same number of {what}.",
+                f"use {(size // tp + 1) * tp}, or another number of ranks.",
+                "--tensor-model-parallel-size",
+                flag,
+            )
 
 
 def plan_batch(train: TrainConfig, dp: int) -> BatchSchedule:

@@ -40,6 +40,19 @@ def sequence_parallel_needs_tp(config: RunConfig) -> Broken:
 
 
 @rule(
+    "compile-and-tp",
+    "use_torch_compile",
+    "tensor_model_parallel_size",
+    why="a block is compiled as one graph, and the collectives inside its GEMMs are no part of a graph.",
+)
+def compile_and_tp(config: RunConfig) -> Broken:
+    tp = config.parallel.tensor_model_parallel_size
+    if not config.compile.use_torch_compile or tp == 1:
+        return None
+    return f"--use-torch-compile does not go with --tensor-model-parallel-size {tp}.", "keep one of them."
+
+
+@rule(
     "tp-splits-sequence",
     "sequence_parallel",
     "seq_length",
