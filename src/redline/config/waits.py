@@ -31,11 +31,6 @@ class Waits:
         return f"not-in-redline/{self.topic}" if self.never else f"not-available-yet/{self.topic}"
 
 
-TENSOR_PARALLEL = Waits(
-    "tensor-parallel",
-    "it waits for tensor and sequence parallelism.",
-    "leave it out; a smaller model fits one device.",
-)
 PIPELINE_PARALLEL = Waits("pipeline-parallel", "it waits for pipeline parallelism.")
 CONTEXT_PARALLEL = Waits(
     "context-parallel", "it waits for context parallelism.", "leave it out, or shorten --seq-length."
