@@ -55,6 +55,14 @@ def test_two_ranks(one, tmp_path: Path) -> None:
     check(one, tmp_path, 2, [*layouts, (QWEN, tp(2)), (SHARED, tp(2, **SP))])
 
 
+def test_recompute(one, tmp_path: Path) -> None:
+    """Collectives inside a part that runs again run again too: on all ranks alike."""
+    modules = ("core_attn", "layernorm", "activation")
+    full = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+    selective = {"recompute_granularity": "selective", "recompute_modules": modules}
+    check(one, tmp_path, 2, [(GPT, tp(2, **full, **SP)), (LLAMA, tp(2, **selective, **SP))])
+
+
 @pytest.mark.long
 def test_more_on_two_ranks(one, tmp_path: Path) -> None:
     variants = [(model, tp(2, **sp)) for model, sp in ((QWEN, SP), (SHARED, {}))]

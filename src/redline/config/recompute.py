@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from redline.config.flags import SET, Section, flag
-from redline.config.waits import MOE, OFFLOAD, RETIRED_CHECKPOINTING, TENSOR_PARALLEL
+from redline.config.waits import MOE, OFFLOAD, RETIRED_CHECKPOINTING, SPREAD_ACTIVATIONS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class RecomputeConfig(Section):
     )
     distribute_saved_activations: bool = flag(
         False,
-        waits_for=TENSOR_PARALLEL,
+        waits_for=SPREAD_ACTIVATIONS,
         needs={"recompute_granularity": "full", "recompute_method": SET},
         help="Spread saved activations over tp ranks.",
     )

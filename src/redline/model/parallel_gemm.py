@@ -55,9 +55,9 @@ class ColumnGemmFn(torch.autograd.Function):
         tp: TensorParallel,
     ) -> Tensor:
         x_TI = x.flatten(0, -2).contiguous()  # [T/tp, I] with sequence parallelism
-        ctx.save_for_backward(x_TI, weight_OI)
+        ctx.save_for_backward(x, weight_OI)  # x itself: a site may rebuild it (recompute.py)
         ctx.weight_main_grad, ctx.bias_main_grad = weight_main_grad, bias_main_grad
-        ctx.fuse_wgrad, ctx.tp, ctx.x_shape = fuse_wgrad, tp, x.shape
+        ctx.fuse_wgrad, ctx.tp = fuse_wgrad, tp
         if tp.sequence:
             y_TO, _ = tp.gather_gemm.gather_gemm(x_TI, weight_OI.T, tp.group)
             if bias_O is not None:
@@ -69,9 +69,9 @@ class ColumnGemmFn(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x_TI, weight_OI = ctx.saved_tensors
+        x, weight_OI = ctx.saved_tensors
         tp: TensorParallel = ctx.tp
-        dy_TO = dy.flatten(0, -2)
+        x_TI, dy_TO = x.flatten(0, -2).contiguous(), dy.flatten(0, -2)
         needs_x, needs_weight = ctx.needs_input_grad[:2]
         gathering = all_gather_async(x_TI, tp.group) if tp.sequence and needs_weight else Pending(x_TI)
         if not tp.bulk_wgrad:
@@ -80,7 +80,7 @@ class ColumnGemmFn(torch.autograd.Function):
         if sending is not None and not tp.bulk_dgrad:
             sending.wait()
         weight_grad, bias_grad = parameter_grads(ctx, dy_TO, gathering.wait())
-        dx = None if sending is None else sending.wait().view(ctx.x_shape)
+        dx = None if sending is None else sending.wait().view(x.shape)
         return dx, weight_grad, bias_grad, None, None, None, None
 
 
@@ -107,9 +107,9 @@ class RowGemmFn(torch.autograd.Function):
         tp: TensorParallel,
     ) -> Tensor:
         x_TI = x.flatten(0, -2).contiguous()
-        ctx.save_for_backward(x_TI, weight_OI)
+        ctx.save_for_backward(x, weight_OI)
         ctx.weight_main_grad, ctx.bias_main_grad = weight_main_grad, bias_main_grad
-        ctx.fuse_wgrad, ctx.tp, ctx.x_shape = fuse_wgrad, tp, x.shape
+        ctx.fuse_wgrad, ctx.tp = fuse_wgrad, tp
         if tp.sequence:
             return _shaped(tp.gemm_scatter.gemm_scatter(x_TI, weight_OI.T, tp.group), x)
         return _shaped(all_reduce(x_TI @ weight_OI.T, tp.group), x)
@@ -117,9 +117,9 @@ class RowGemmFn(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x_TI, weight_OI = ctx.saved_tensors
+        x, weight_OI = ctx.saved_tensors
         tp: TensorParallel = ctx.tp
-        dy_TO, dx_TI = dy.flatten(0, -2), None
+        x_TI, dy_TO, dx_TI = x.flatten(0, -2), dy.flatten(0, -2), None
         if tp.sequence and ctx.needs_input_grad[0]:
             dx_TI, dy_TO = tp.gather_gemm.gather_gemm(dy_TO.contiguous(), weight_OI, tp.group)
         elif tp.sequence:
@@ -127,7 +127,7 @@ class RowGemmFn(torch.autograd.Function):
         elif ctx.needs_input_grad[0]:
             dx_TI = dy_TO @ weight_OI
         weight_grad, _ = parameter_grads(ctx, dy_TO, x_TI)
-        dx = None if dx_TI is None else dx_TI.view(ctx.x_shape)
+        dx = None if dx_TI is None else dx_TI.view(x.shape)
         return dx, weight_grad, None, None, None, None, None
 
 
