@@ -89,7 +89,7 @@ class Optimizer:
         self._action = nonfinite_action
         self._log_num_zeros = log_num_zeros
         self._shared = shared or SharedParameters()
-        self._num_elements = sum(grad.numel() for grad in self._shared.counted(buffers, "main_grad"))
+        self._num_elements = self._shared.num_counted(buffers)
         self._may_skip = nonfinite_action != "ignore" or not isinstance(self.loss_scale, ConstantLossScale)
 
     def step(

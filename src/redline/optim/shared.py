@@ -68,6 +68,12 @@ class SharedParameters:
         end = buffer.slots[-1].padded_end
         return [*ranges, (start, end)] if end > start else ranges
 
+    def num_counted(self, buffers: FlatBuffers) -> int:
+        """Gradient elements for which this rank answers, without padding."""
+        views = buffers.views("main_grad")
+        copies = (last - first for name in views for first, last in self._copies(name))
+        return sum(view.numel() for view in views.values()) - sum(copies)
+
     def total(self, numbers: Tensor) -> Tensor:
         """Numbers of this rank's part, summed over the ranks: a new tensor."""
         return all_reduce(numbers.clone(), self.group) if self.group.size > 1 else numbers
