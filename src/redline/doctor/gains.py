@@ -70,7 +70,7 @@ def _unknown(case: Case, check: Check, hit: Hit, say: Mapping[str, str]) -> str:
         causes = ", ".join(f"{loss.cause} {loss.share:.1%}" for loss in of)
         return say["unknown_at_most"].format(share=f"{sum(loss.share for loss in of):.1%}", causes=causes)
     if case.run is not None and case.run.losses and check.id == "RL704":
-        return say["unknown_table"]
+        return say["unknown_shares"]
     if check.needs not in ("machine", "environment", "run") and (hit.severity or check.severity) == "error":
         return say["unknown_start"]
     if case.cost is None and case.launch is not None and hit.mend.acts:

@@ -116,7 +116,8 @@ def _print_losses(console: Console, diagnosis: Diagnosis, say: Any) -> None:
     """The ledger's causes, each with the failed checks that bear on it."""
     for place, (loss, share, checks) in enumerate(explained(diagnosis)):
         if place == 0:
-            console.print(f"\n[bold]{say['losses']}[/bold]")
+            console.print()
+            _print_text(console, Text(say["losses"], style="bold"), 0, 2)
         account = say[f"account_{loss.account}"]
         cause = say.get(f"cause_{loss.key}", loss.cause)
         line = f"{share:6.1%}  {cause} ({account}): {' '.join(checks) or say['no_check']}"
