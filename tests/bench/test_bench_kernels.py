@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 import torch
@@ -85,6 +86,41 @@ def test_a_wrong_operator_is_not_timed(wrong, where, kernel_device):
 def test_a_wrong_buffer_is_seen(kernel_device):
     gate = check(embedding_case(1.01), torch.device(kernel_device))
     assert not gate.passed
+
+
+def test_the_order_of_a_wide_sum_is_no_fault():
+    """Sums of 10,000 squares in float64 differ in their last bits with their order."""
+
+    def reordered(grad):
+        return grad.double().flip(0).reshape(100, 100).square().sum(0).sum()
+
+    case = BenchCase(
+        op="grad_norm",
+        name="reordered",
+        make_inputs=lambda device, dtype: (torch.randn(10_000, device=device, dtype=dtype),),
+        providers=twins(reordered, lambda grad: grad.double().square().sum()),
+        bytes_forward=1,
+        dtype=torch.float32,
+    )
+    assert check(case, torch.device("cpu")).passed
+    off = twins(lambda grad: reordered(grad) * (1 + 1e-14), case.providers["eager"]())
+    assert not check(replace(case, providers=off), torch.device("cpu")).passed
+
+
+def test_a_gradient_of_two_roundings_is_told_so():
+    """Softmax whose backward starts from its bf16 result: sound, but not within one rounding."""
+    scores = lambda device, dtype: (torch.randn(64, 512, device=device, dtype=dtype, requires_grad=True),)  # noqa: E731
+    eager = lambda x: torch.softmax(x.float(), -1).to(x.dtype)  # noqa: E731
+    case = BenchCase(
+        op="masked_softmax",
+        name="rounded",
+        make_inputs=scores,
+        providers=twins(lambda x: torch.softmax(x, -1), eager),
+        bytes_forward=1,
+    )
+    one, two = (check(replace(case, gradient_roundings=n), torch.device("cpu")) for n in (1, 2))
+    assert one.where == two.where == "gradient 0"
+    assert two.worst < one.worst and two.passed
 
 
 def test_cases():

@@ -22,6 +22,7 @@ class Kernel:
         pointers: name (without _ptr) -> element type; left out pointers are None.
         constants: the constexpr arguments. Others are i32, divisible by 16 but for ODD, or fp32 in FLOATS.
         wide: whether every access of the activations must be 16 bytes wide.
+        registers: what a thread is held to, as the launcher does; it must do without local memory.
     """
 
     place: str
@@ -29,40 +30,58 @@ class Kernel:
     constants: dict[str, Any]
     num_warps: int = 4
     wide: bool = True
+    registers: int | None = None
 
 
 FLOATS = {"eps", "scale", "limit", "shift"}
-ODD = {"splits", "batch", "threshold", "heads", "groups", "q_programs", "k_programs"}  # not divisible by 16
+ODD = {
+    "splits",
+    "batch",
+    "threshold",
+    "q_tiles",
+    "a_rows",
+    "b_rows",
+    "heads",
+    "groups",
+    "q_programs",
+    "k_programs",
+}  # not divisible by 16
 NORM_F = {"x": "bf16", "residual": "bf16", "weight": "bf16", "y": "bf16", "sum": "bf16", "rstd": "fp32"}
-NORM_B = {"dy": "bf16", "dsum": "bf16", "x": "bf16", "weight": "bf16", "rstd": "fp32", "dx": "bf16"}
+NORM_B = {
+    "dy": "bf16",
+    "dsum": "bf16",
+    "x": "bf16",
+    "weight": "bf16",
+    "rstd": "fp32",
+    "dx": "bf16",
+    "dweight": "fp32",
+}
 STRIP = {"dy": "bf16", "x": "bf16", "bias": "bf16", "dx": "bf16", "partial": "fp32"}
 DRAW = {"key": "i64", "iteration": "i64", "sample": "i64"}
 TABLE = {"cos": "fp32", "sin": "fp32"}
 TILE = {"BLOCK_ROWS": 2, "BLOCK_COLS": 1024}
 ROW = {"ZERO_CENTERED": True, "BLOCK_ROWS": 1, "BLOCK_COLS": 4096}
 HEADS = {"INTERLEAVED": False, "HALF": 64, "REST": 0, "BLOCK_HEADS": 8, "BLOCK_HALF": 64, "BLOCK_REST": 0}
-QK = {"LAYER": True, "ZERO_CENTERED": False, "BLOCK_ROWS": 16, "BLOCK_DIM": 128}
+QK = {"LAYER": True, "ZERO_CENTERED": False, "HEADS": 8, "BLOCK_ROWS": 16, "BLOCK_DIM": 128}
 QK_B = dict.fromkeys(("dq", "dk", "dv", "qkv", "dqkv", "q_weight", "k_weight"), "bf16") | {"partial": "fp32"}
 
 KERNELS = (
-    Kernel("rms_norm.kernel:_rms_norm_fwd_kernel", NORM_F, ROW | {"HAS_RESIDUAL": True, "BLOCK_ROWS": 2}, 8),
+    Kernel("norm_triton:_norm_fwd_kernel", NORM_F, ROW | {"BLOCK_ROWS": 2}, 8),
+    Kernel("norm_triton:_norm_bwd_kernel", NORM_B, ROW | {"PREFETCH": True}, 8, registers=128),
     Kernel(
-        "rms_norm.kernel:_rms_norm_bwd_kernel",
-        NORM_B | {"partial": "fp32"},
-        ROW | {"HAS_DSUM": True, "KEEP_WEIGHT": True, "NUM_STAGES": 3},
-        8,
+        "norm_triton:_norm_fwd_kernel", NORM_F | {"bias": "bf16", "mean": "fp32"}, ROW | {"BLOCK_ROWS": 2}, 8
     ),
     Kernel(
-        "layer_norm.kernel:_layer_norm_fwd_kernel",
-        NORM_F | {"bias": "bf16", "mean": "fp32"},
-        ROW | {"BLOCK_ROWS": 2},
+        "norm_triton:_norm_bwd_kernel",
+        NORM_B | {"mean": "fp32", "dbias": "fp32"},
+        ROW | {"PREFETCH": True},
         8,
+        registers=128,
     ),
     Kernel(
-        "layer_norm.kernel:_layer_norm_bwd_kernel",
-        NORM_B | {"mean": "fp32", "dweight": "fp32", "dbias": "fp32"},
-        ROW | {"NUM_STAGES": 3},
-        8,
+        "embedding.kernel:_run_kernel",
+        {"sorted": "i32", "order": "i64", "dout": "bf16", "main_grad": "fp32"},
+        {"ROWS": 8, "BLOCK": 1024},
     ),
     Kernel(
         "gated_triton:_gated_fwd_kernel",
@@ -88,7 +107,7 @@ KERNELS = (
     Kernel(
         "bias_dropout_add.kernel:_bias_dropout_add_bwd_kernel",
         {"dy": "bf16", "dx": "bf16", "partial": "fp32", "positions": "i64"} | DRAW,
-        TILE | {"DROP": True, "QUADS": True, "NUM_STAGES": 3},
+        TILE | {"DROP": True, "QUADS": True},
     ),
     Kernel(
         "bias_dropout_add.kernel:_bias_dropout_add_fwd_kernel",
@@ -120,15 +139,16 @@ KERNELS = (
     ),
     Kernel(
         "qk_norm.kernel:_qk_norm_fwd_kernel",
-        dict.fromkeys(("qkv", "y", "q_weight", "k_weight", "q_bias", "k_bias"), "bf16"),
+        dict.fromkeys(("qkv", "q", "k", "q_weight", "k_weight", "q_bias", "k_bias"), "bf16"),
         QK,
         wide=False,
     ),
-    Kernel("qk_norm.kernel:_qk_norm_bwd_kernel", QK_B, QK, wide=False),
+    Kernel("qk_norm.kernel:_qk_norm_bwd_kernel", QK_B, QK | {"HAS_BIAS": True}, wide=False),
     Kernel(
-        "triton_common:_column_sum_kernel",
-        {"partial": "fp32", "out": "fp32"},
-        {"ACCUMULATE": True, "BLOCK_ROWS": 64, "BLOCK_COLS": 32},
+        "triton_common:_column_sums_kernel",
+        {"a": "fp32", "a_out": "fp32", "b": "fp32", "b_out": "bf16"},
+        {"A_ACCUMULATE": True, "B_ACCUMULATE": True, "BLOCK_ROWS": 512, "BLOCK_COLS": 16},
+        8,
         wide=False,
     ),
 )
@@ -157,7 +177,9 @@ def compile_for_hopper(kernel: Kernel) -> bytes:
                 attributes[(index,)] = [["tt.divisibility", 16]]
     source = ASTSource(fn=fn, signature=signature, constexprs=constants, attrs=attributes)
     target = GPUTarget("cuda", 90, 32)
-    compiled = triton.compile(source, target=target, options={"num_warps": kernel.num_warps})
+    compiled = triton.compile(
+        source, target=target, options={"num_warps": kernel.num_warps, "maxnreg": kernel.registers}
+    )
     return compiled.asm["cubin"]
 
 

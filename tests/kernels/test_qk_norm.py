@@ -46,19 +46,22 @@ def _run(fn, qkv, vectors, grads):
     return [*out, *torch.autograd.grad(out, [leaf, *params.values()], grads)]
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", ["rms", "layer", "l2"])
+@settings(max_examples=3, deadline=None, derandomize=True)  # on a GPU nearly every shape is compiled anew
 @given(
     S=st.integers(1, 6), B=st.integers(1, 3), N=st.integers(1, 8), G=st.integers(1, 4), D=st.integers(7, 140),
-    kind=st.sampled_from(["rms", "layer", "l2"]), zero_centered=st.booleans(), dtype=st.sampled_from(DTYPES),
+    zero_centered=st.booleans(), batch_first=st.booleans(),
 )  # fmt: skip
-def test_no_worse_than_unfused(device, S, B, N, G, D, kind, zero_centered, dtype):
+def test_no_worse_than_unfused(device, kind, dtype, S, B, N, G, D, zero_centered, batch_first):
     generator = torch.Generator().manual_seed(D)
     qkv = torch.randn(S, B, (N + 2 * G) * D, generator=generator).to(device, dtype)
     vectors = {name: v.to(device, dtype) for name, v in _vectors(kind, D, generator).items()}
-    # gradients as attention leaves them: [B, heads, S, D] seen as [S, B, heads, D]
+    # gradients as attention leaves them: [B, heads, S, D] or [S, B, heads, D] in memory
     grads = [
         torch.randn(B, n, S, D, generator=generator).to(device, dtype).permute(2, 0, 1, 3) for n in (N, G, G)
     ]
+    grads = grads if batch_first else [grad.contiguous() for grad in grads]
 
     def fused(qkv, p):
         sizes = {"num_heads": N, "num_groups": G, "head_dim": D}

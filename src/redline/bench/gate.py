@@ -15,7 +15,7 @@ from redline.kernels.bench_case import BenchCase, Provider
 SEED = 1234
 MARGIN = 1.1
 HOPELESS = 1e30  # finite, for JSON
-HALF_FLOOR, WIDE_FLOOR = 0.3, 8.0  # of a unit of the dtype: one rounding, and the order of an fp32 sum
+HALF_FLOOR, WIDE_FLOOR = 0.3, 8.0  # of a unit of the dtype: one rounding to 16 bits; the order of a wide sum
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,9 @@ def check(case: BenchCase, device: torch.device) -> Gate:
     got = _results(fused, draw(case, device))
     worst, where = 0.0, ""
     for name, want in exact.items():
-        ratio = _ratio(got[name], twin[name], want)
+        ratio = _ratio(
+            got[name], twin[name], want, case.gradient_roundings if name.startswith("gradient") else 1
+        )
         if ratio > worst:
             worst, where = ratio, name
     return Gate(worst <= 1.0, worst, where, "eager" if structured else "float64")
@@ -116,12 +118,15 @@ def _results(provider: Provider, inputs: tuple[Any, ...], *, only_changed: bool 
     return found | {name: buffers[name][0] for name in changed}
 
 
-def _ratio(got: Tensor, twin: Tensor, exact: Tensor) -> float:
-    """The error of `got` over what it may be; HOPELESS where it is not finite."""
+def _ratio(got: Tensor, twin: Tensor, exact: Tensor, roundings: int) -> float:
+    """The error of `got` over what it may be; HOPELESS where it is not finite.
+
+    Independent roundings add up as their root: of `roundings` on the way to a 16-bit result.
+    """
     if exact.numel() == 0:
         return 0.0
     size = _norm(exact)
-    floor = WIDE_FLOOR if got.dtype == torch.float32 else HALF_FLOOR
+    floor = HALF_FLOOR * roundings**0.5 if got.itemsize == 2 else WIDE_FLOOR
     limit = max(MARGIN * _distance(twin, exact), floor * torch.finfo(got.dtype).eps * size) + 1e-30
     ratio = _distance(got, exact) / limit
     return ratio if ratio < HOPELESS else HOPELESS

@@ -30,6 +30,8 @@ class BenchCase:
         bytes_backward: the same for the backward pass; 0 means the operator has none.
         flops: floating-point operations forward, where arithmetic is the limit; else 0.
         dtype: the dtype in which bytes are counted and the case is run.
+        gradient_roundings: to `dtype` on the way to a gradient: 2 where backward starts from the rounded
+            result because keeping that costs no memory, while the twin keeps a wide copy.
     """
 
     op: str
@@ -40,6 +42,7 @@ class BenchCase:
     bytes_backward: int = 0
     flops: int = 0
     dtype: torch.dtype = torch.bfloat16
+    gradient_roundings: int = 1
 
 
 def twins(fused: Provider, eager: Provider, **libraries: Loader) -> dict[str, Loader]:

@@ -178,14 +178,13 @@ class TileConfig:
 class RowConfig:
     """Launch choices of a persistent kernel that holds whole rows; block_cols is a power of 2.
 
-    The grid is `programs_per_sm` programs on each multiprocessor; loads run `num_stages` - 1 steps ahead.
+    The grid is `programs_per_sm` programs on each multiprocessor.
     """
 
     block_rows: int
     block_cols: int
     num_warps: int
     programs_per_sm: int
-    num_stages: int
 
 
 @functools.cache

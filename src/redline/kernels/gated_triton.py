@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from redline.kernels.common import as_rows, ceil_div, contiguous_like, num_sms, on_device_of, tile_config
-from redline.kernels.triton_common import activate, activate_and_slope, column_sum
+from redline.kernels.triton_common import Sum, activate, activate_and_slope, column_sums
 
 
 @triton.jit
@@ -134,5 +134,5 @@ def gated_backward(
             num_warps=config.num_warps,
         )  # fmt: skip
         if partial is not None:
-            column_sum(partial, dbias if main_grad is None else main_grad, main_grad is not None)
+            column_sums(Sum(partial, dbias if main_grad is None else main_grad, main_grad is not None))
     return dx, dbias

@@ -16,21 +16,29 @@ import triton.language as tl
 from torch import Tensor
 
 from redline.kernels.common import as_rows, ceil_div, contiguous_like, num_sms, on_device_of, tile_config
-from redline.kernels.triton_common import column_sum
+from redline.kernels.triton_common import Sum, column_sums
 from redline.rng import keep_threshold
+
+PROGRAMS_PER_SM = 7  # of a backward that sums: 4 warps of 72 registers
 
 
 @triton.jit
-def _philox_words(key_ptr, iteration_ptr, sample, block):
-    """The 4 words of Philox 4x32-10 for each block; key and iteration are scalars in memory.
+def _draw_of(key_ptr, iteration_ptr):
+    """What all draws of a launch share: the two key words and the iteration, scalars in memory."""
+    k0, k1 = tl.load(key_ptr).to(tl.uint32), tl.load(key_ptr + 1).to(tl.uint32)
+    return k0, k1, tl.load(iteration_ptr).to(tl.uint32)
+
+
+@triton.jit
+def _philox_words(k0, k1, iteration, sample, block):
+    """The 4 words of Philox 4x32-10 for each block.
 
     Written out instead of tl.philox so that one wide multiplication gives both halves of a product: at the
     rate of memory, the multiplications are what limits this kernel.
     """
-    k0, k1 = tl.load(key_ptr).to(tl.uint32), tl.load(key_ptr + 1).to(tl.uint32)
     c0, c1 = block.to(tl.uint32), (block >> 32).to(tl.uint32)
     c2 = tl.zeros_like(c0) + sample.to(tl.uint32)
-    c3 = tl.zeros_like(c0) + tl.load(iteration_ptr).to(tl.uint32)
+    c3 = tl.zeros_like(c0) + iteration
     for _ in tl.static_range(10):
         product0 = c0.to(tl.uint64) * 0xD2511F53
         product1 = c2.to(tl.uint64) * 0xCD9E8D57
@@ -45,7 +53,7 @@ def _philox_words(key_ptr, iteration_ptr, sample, block):
 
 @triton.jit
 def _keep(
-    key_ptr, iteration_ptr, sample_ptr, positions_ptr, row, first_col, batch, cols, rows, threshold,
+    k0, k1, iteration, sample_ptr, positions_ptr, row, first_col, batch, cols, rows, threshold,
     QUADS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
 ):  # fmt: skip
     """Which elements of the tile at rows `row`, columns from `first_col` survive."""
@@ -58,14 +66,14 @@ def _keep(
     if QUADS:
         quad = first_col // 4 + tl.arange(0, BLOCK_COLS // 4)
         block = (position * (cols // 4))[:, None] + quad[None, :]
-        w0, w1, w2, w3 = _philox_words(key_ptr, iteration_ptr, sample, block)
+        w0, w1, w2, w3 = _philox_words(k0, k1, iteration, sample, block)
         bits = (w0 >= threshold).to(tl.int32) | ((w1 >= threshold).to(tl.int32) << 1)
         bits |= ((w2 >= threshold).to(tl.int32) << 2) | ((w3 >= threshold).to(tl.int32) << 3)
         spread = (bits[:, :, None] >> tl.arange(0, 4)[None, None, :]) & 1
         keep = tl.reshape(spread, [BLOCK_ROWS, BLOCK_COLS]) != 0
     else:
         element = (position * cols)[:, None] + (first_col + tl.arange(0, BLOCK_COLS))[None, :]
-        w0, w1, w2, w3 = _philox_words(key_ptr, iteration_ptr, sample, element >> 2)
+        w0, w1, w2, w3 = _philox_words(k0, k1, iteration, sample, element >> 2)
         index = element & 3
         word = tl.where(index < 2, tl.where(index == 0, w0, w1), tl.where(index == 2, w2, w3))
         keep = word >= threshold
@@ -88,8 +96,9 @@ def _bias_dropout_add_fwd_kernel(
     if bias_ptr is not None:
         x += tl.load(bias_ptr + col, mask=col < cols, other=0.0).to(tl.float32)[None, :]
     if DROP:
+        k0, k1, iteration = _draw_of(key_ptr, iteration_ptr)
         keep = _keep(
-            key_ptr, iteration_ptr, sample_ptr, positions_ptr, row, first_col, batch, cols, rows, threshold,
+            k0, k1, iteration, sample_ptr, positions_ptr, row, first_col, batch, cols, rows, threshold,
             QUADS, BLOCK_ROWS, BLOCK_COLS,
         )  # fmt: skip
         x = tl.where(keep, x * scale, 0.0)
@@ -101,27 +110,35 @@ def _bias_dropout_add_fwd_kernel(
 def _bias_dropout_add_bwd_kernel(
     dy_ptr, dx_ptr, partial_ptr, key_ptr, iteration_ptr, sample_ptr, positions_ptr,
     rows, cols, dy_stride, batch, threshold, scale, splits,
-    DROP: tl.constexpr, QUADS: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr, NUM_STAGES: tl.constexpr,
+    DROP: tl.constexpr, QUADS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
 ):  # fmt: skip
     strips = tl.cdiv(cols, BLOCK_COLS)
     split = tl.program_id(0) // strips
     first_col = (tl.program_id(0) % strips) * BLOCK_COLS
     col = first_col + tl.arange(0, BLOCK_COLS)
     dbias = tl.zeros([BLOCK_ROWS, BLOCK_COLS], tl.float32)
-    for start in tl.range(split * BLOCK_ROWS, rows, splits * BLOCK_ROWS, num_stages=NUM_STAGES):
-        row = start + tl.arange(0, BLOCK_ROWS).to(tl.int64)
-        mask = (row < rows)[:, None] & (col < cols)[None, :]
-        dx = tl.load(dy_ptr + (row * dy_stride)[:, None] + col[None, :], mask=mask, other=0.0).to(tl.float32)
+    if DROP:
+        k0, k1, iteration = _draw_of(key_ptr, iteration_ptr)
+    row = split * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS).to(tl.int64)
+    mask = (row < rows)[:, None] & (col < cols)[None, :]
+    next_dy = tl.load(dy_ptr + (row * dy_stride)[:, None] + col[None, :], mask=mask, other=0.0)
+    for _ in range(split * BLOCK_ROWS, rows, splits * BLOCK_ROWS):
+        # The next rows are on their way while this mask is drawn.
+        dx = next_dy.to(tl.float32)
+        ahead = row + splits * BLOCK_ROWS
+        mask = (ahead < rows)[:, None] & (col < cols)[None, :]
+        next_dy = tl.load(dy_ptr + (ahead * dy_stride)[:, None] + col[None, :], mask=mask, other=0.0)
         if DROP:
             keep = _keep(
-                key_ptr, iteration_ptr, sample_ptr, positions_ptr, row, first_col, batch, cols, rows,
-                threshold, QUADS, BLOCK_ROWS, BLOCK_COLS,
+                k0, k1, iteration, sample_ptr, positions_ptr, row, first_col, batch, cols, rows, threshold,
+                QUADS, BLOCK_ROWS, BLOCK_COLS,
             )  # fmt: skip
             dx = tl.where(keep, dx * scale, 0.0)
             target = dx_ptr + (row * cols)[:, None] + col[None, :]
+            mask = (row < rows)[:, None] & (col < cols)[None, :]
             tl.store(target, dx.to(dx_ptr.dtype.element_ty), mask=mask)
         dbias += dx
+        row = ahead
     if partial_ptr is not None:
         tl.store(partial_ptr + split.to(tl.int64) * cols + col, tl.sum(dbias, axis=0), mask=col < cols)
 
@@ -164,16 +181,15 @@ def backward(
     strips, splits = ceil_div(cols, config.block_cols), ceil_div(rows, config.block_rows)
     partial = None
     if bias is not None:  # no more programs than are resident at once, each a long strip
-        splits = min(splits, max(1, 6 * num_sms(dy.get_device()) // strips))
+        splits = min(splits, max(1, PROGRAMS_PER_SM * num_sms(dy.get_device()) // strips))
         partial = dy.new_empty((splits, cols), dtype=torch.float32)
     with on_device_of(dy):
         _bias_dropout_add_bwd_kernel[(strips * splits,)](
             dy_rows, dx, partial, key, iteration, sample_index, positions,
             rows, cols, dy_rows.stride(0), batch, keep_threshold(probability), 1.0 / (1.0 - probability),
             splits, key is not None, cols % 4 == 0 and config.block_cols >= 4,
-            config.block_rows, config.block_cols, 3 if partial is not None else 1,  # a strip prefetches
-            num_warps=config.num_warps,
+            config.block_rows, config.block_cols, num_warps=config.num_warps,
         )  # fmt: skip
         if partial is not None:
-            column_sum(partial, dbias if main_grad is None else main_grad, main_grad is not None)
+            column_sums(Sum(partial, dbias if main_grad is None else main_grad, main_grad is not None))
     return dx, dbias

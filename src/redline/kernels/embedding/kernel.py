@@ -1,8 +1,9 @@
 """Embedding in Triton: a gather forward, a sum over sorted runs backward.
 
 Backward: the ids are sorted (stably, so that equal ids keep the order of their tokens). The program at the
-head of a run of equal ids adds the run's gradient rows, 8 at a time, in fp32, and then the sum to the row of
-main_grad; the programs inside a run end at once. One program writes a row: no atomics, one fixed order.
+head of a run of equal ids adds the run's gradient rows in fp32, the first alone, then 8 at a time, and then
+the sum to the row of main_grad; the programs inside a run end at once. One program writes a row: no atomics,
+one fixed order.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
@@ -18,7 +19,7 @@ from torch import Tensor
 from redline.kernels.common import ceil_div, next_power_of_2, on_device_of
 
 GATHER_BLOCK = 4096  # columns a program: 64 bytes a thread of bf16
-RUN_ROWS, RUN_BLOCK = 8, 1024
+RUN_ROWS, RUN_BLOCK = 8, 1024  # 8 columns a thread of 4 warps: 16-byte loads of bf16
 
 
 @triton.jit
@@ -48,33 +49,43 @@ def _gather_kernel(
 
 
 @triton.jit
+def _run_rows(sorted_ptr, order_ptr, place, num_tokens, identity, wanted):
+    """Which of the sorted places belong to the run of `identity`, and the rows of dout they stand for."""
+    inside = (place < num_tokens) & wanted
+    same = inside & (tl.load(sorted_ptr + place, mask=inside, other=-1) == identity)
+    return same, tl.load(order_ptr + place, mask=inside, other=0)
+
+
+@triton.jit
 def _run_kernel(
     sorted_ptr, order_ptr, dout_ptr, main_grad_ptr, num_tokens, hidden, dout_stride, start, num_rows,
     ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Most runs have one row, so the first row's way is short: ids and place together, then both rows."""
     head = tl.program_id(0)
     identity = tl.load(sorted_ptr + head)
-    previous = tl.load(sorted_ptr + tl.maximum(head - 1, 0))
+    previous = tl.load(sorted_ptr + head - 1, mask=head > 0, other=-1)
+    following = tl.load(sorted_ptr + head + 1, mask=head + 1 < num_tokens, other=-1)
+    row = tl.load(order_ptr + head)
     local = identity.to(tl.int64) - start
     is_head = (head == 0) | (identity != previous)
     if is_head & (local >= 0) & (local < num_rows):
         column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
         mask = column < hidden
-        total = tl.zeros([ROWS, BLOCK], tl.float32)
-        first = head
-        found = ROWS
-        while found == ROWS:
-            place = first + tl.arange(0, ROWS)
-            inside = place < num_tokens
-            same = inside & (tl.load(sorted_ptr + place, mask=inside, other=-1) == identity)
-            row = tl.load(order_ptr + place, mask=inside, other=0)
-            dout_ptrs = dout_ptr + row[:, None] * dout_stride + column[None, :]
-            total += tl.load(dout_ptrs, mask=same[:, None] & mask[None, :], other=0.0).to(tl.float32)
-            found = tl.sum(same.to(tl.int32), axis=0)
-            first += ROWS
         out_ptr = main_grad_ptr + local * hidden + column
-        grad = tl.load(out_ptr, mask=mask, other=0.0).to(tl.float32) + tl.sum(total, axis=0)
-        tl.store(out_ptr, grad.to(main_grad_ptr.dtype.element_ty), mask=mask)
+        grad = tl.load(out_ptr, mask=mask, other=0.0).to(tl.float32)
+        total = tl.load(dout_ptr + row * dout_stride + column, mask=mask, other=0.0).to(tl.float32)
+        place = head + 1 + tl.arange(0, ROWS)
+        same, rows = _run_rows(sorted_ptr, order_ptr, place, num_tokens, identity, following == identity)
+        more = following == identity
+        while more:  # places are fetched a step ahead, so that a step waits for memory once
+            dout_ptrs = dout_ptr + rows[:, None] * dout_stride + column[None, :]
+            found = tl.load(dout_ptrs, mask=same[:, None] & mask[None, :], other=0.0)
+            more = tl.sum(same.to(tl.int32), axis=0) == ROWS
+            place += ROWS
+            same, rows = _run_rows(sorted_ptr, order_ptr, place, num_tokens, identity, more)
+            total += tl.sum(found.to(tl.float32), axis=0)
+        tl.store(out_ptr, (grad + total).to(main_grad_ptr.dtype.element_ty), mask=mask)
 
 
 def gather(
@@ -109,5 +120,5 @@ def accumulate(main_grad_VH: Tensor, ids: Tensor, dout_TH: Tensor, vocab_start: 
         _run_kernel[(tokens, ceil_div(hidden, block))](
             sorted_T, order_T, dout_TH, main_grad_VH, tokens, hidden, dout_TH.stride(0), vocab_start,
             min(len(main_grad_VH), vocab_size - vocab_start),
-            ROWS=RUN_ROWS, BLOCK=block, num_warps=max(1, min(8, block // 128)),
+            ROWS=RUN_ROWS, BLOCK=block, num_warps=max(1, block // 256),
         )  # fmt: skip

@@ -25,18 +25,19 @@ def supports(
 
 
 def _forward_fake(
-    x: Tensor,
-    residual: Tensor | None,
-    weight: Tensor,
-    bias: Tensor | None,
-    eps: float,
-    zero_centered: bool,
-    out_dtype: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    total = x.new_empty(0) if residual is None else residual.new_empty(x.shape)
+    x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, zero_centered: bool, out_dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
     rows = x.numel() // x.shape[-1]
     mean, rstd = (x.new_empty(rows, dtype=torch.float32) for _ in range(2))
-    return x.new_empty(x.shape, dtype=out_dtype), total, mean, rstd
+    return x.new_empty(x.shape, dtype=out_dtype), mean, rstd
+
+
+def _add_forward_fake(
+    x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float, zero_centered: bool,
+    out_dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    y, mean, rstd = _forward_fake(x, weight, bias, eps, zero_centered, out_dtype)
+    return y, residual.new_empty(x.shape), mean, rstd
 
 
 def _backward_fake(
@@ -59,10 +60,16 @@ def _backward_fake(
 
 _KERNEL = "redline.kernels.layer_norm.kernel"
 _forward = operator(
-    "layer_norm_fwd(Tensor x, Tensor? residual, Tensor weight, Tensor? bias, float eps, bool zero_centered,"
-    " ScalarType out_dtype) -> (Tensor, Tensor, Tensor, Tensor)",
+    "layer_norm_fwd(Tensor x, Tensor weight, Tensor? bias, float eps, bool zero_centered,"
+    " ScalarType out_dtype) -> (Tensor, Tensor, Tensor)",
     lazily(_KERNEL, "forward"),
     _forward_fake,
+)
+_add_forward = operator(
+    "add_layer_norm_fwd(Tensor x, Tensor residual, Tensor weight, Tensor? bias, float eps,"
+    " bool zero_centered, ScalarType out_dtype) -> (Tensor, Tensor, Tensor, Tensor)",
+    lazily(_KERNEL, "add_forward"),
+    _add_forward_fake,
 )
 _backward = operator(
     "layer_norm_bwd(Tensor dy, Tensor? dsum, Tensor x, Tensor weight, Tensor? bias, Tensor mean, Tensor rstd,"
@@ -99,8 +106,8 @@ class LayerNormFn(torch.autograd.Function):
         zero_centered: bool,
         out_dtype: torch.dtype,
     ) -> Tensor:
-        outputs: tuple[Tensor, ...] = _forward(x, None, weight, bias, eps, zero_centered, out_dtype)
-        y, _, mean, rstd = outputs
+        outputs: tuple[Tensor, ...] = _forward(x, weight, bias, eps, zero_centered, out_dtype)
+        y, mean, rstd = outputs
         ctx.save_for_backward(x, weight, bias, mean, rstd)
         ctx.main_grad, ctx.bias_main_grad, ctx.zero_centered = main_grad, bias_main_grad, zero_centered
         return y
@@ -127,7 +134,7 @@ class AddLayerNormFn(torch.autograd.Function):
         zero_centered: bool,
         out_dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
-        outputs: tuple[Tensor, ...] = _forward(x, residual, weight, bias, eps, zero_centered, out_dtype)
+        outputs: tuple[Tensor, ...] = _add_forward(x, residual, weight, bias, eps, zero_centered, out_dtype)
         y, total, mean, rstd = outputs
         ctx.save_for_backward(total, weight, bias, mean, rstd)
         ctx.main_grad, ctx.bias_main_grad, ctx.zero_centered = main_grad, bias_main_grad, zero_centered

@@ -28,6 +28,7 @@ def _case(B: int, N: int, S: int, causal: bool) -> BenchCase:
         ),
         bytes_forward=B * N * (read + S * S) * 2,
         bytes_backward=B * N * (2 * read + S * S) * 2,
+        gradient_roundings=2,
     )
 
 

@@ -26,9 +26,9 @@ def _forward_fake(
     qkv: Tensor, q_weight: Tensor | None, k_weight: Tensor | None, q_bias: Tensor | None,
     k_bias: Tensor | None,
     num_heads: int, num_groups: int, head_dim: int, layer: bool, eps: float, zero_centered: bool,
-) -> Tensor:  # fmt: skip
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     S, B, _ = qkv.shape
-    return qkv.new_empty((S, B, num_heads + num_groups, head_dim))
+    return qkv.new_empty((S, B, num_heads, head_dim)), qkv.new_empty((S, B, num_groups, head_dim))
 
 
 def _backward_fake(
@@ -55,7 +55,7 @@ _KERNEL = "redline.kernels.qk_norm.kernel"
 _VECTORS = "Tensor? q_weight, Tensor? k_weight, Tensor? q_bias, Tensor? k_bias"
 _forward = operator(
     f"qk_norm_fwd(Tensor qkv, {_VECTORS}, int num_heads, int num_groups, int head_dim, bool layer, float eps,"
-    " bool zero_centered) -> Tensor",
+    " bool zero_centered) -> (Tensor, Tensor)",
     lazily(_KERNEL, "forward"),
     _forward_fake,
 )
@@ -71,7 +71,9 @@ _backward = operator(
 class QKNormFn(torch.autograd.Function):
     """Saves qkv and the vectors, no statistics; main grads ride on ctx as attributes.
 
-    Backward makes the one gradient of qkv, so that splitting costs no concatenation.
+    Backward makes the one gradient of qkv, so that splitting costs no concatenation. q and k are tensors of
+    their own: of views of one result torch.compile (seen in PyTorch 2.11) sends the gradients to that result,
+    which backward never sees.
     """
 
     @staticmethod
@@ -82,12 +84,13 @@ class QKNormFn(torch.autograd.Function):
         head_dim: int, layer: bool, eps: float, zero_centered: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         vectors = (q_weight, k_weight, q_bias, k_bias)
-        y: Tensor = _forward(qkv, *vectors, num_heads, num_groups, head_dim, layer, eps, zero_centered)
+        outputs: tuple[Tensor, Tensor] = _forward(
+            qkv, *vectors, num_heads, num_groups, head_dim, layer, eps, zero_centered
+        )
         ctx.save_for_backward(qkv, *vectors)
         ctx.main_grads = (q_weight_main_grad, k_weight_main_grad, q_bias_main_grad, k_bias_main_grad)
         ctx.form = (layer, eps, zero_centered)
-        _, _, v = split_qkv(qkv, num_heads, num_groups, head_dim)
-        return y[:, :, :num_heads], y[:, :, num_heads:], v
+        return *outputs, split_qkv(qkv, num_heads, num_groups, head_dim)[2]
 
     @staticmethod
     @once_differentiable

@@ -23,16 +23,17 @@ def supports(x: Tensor, weight: Tensor, residual: Tensor | None = None) -> str |
 
 
 def _forward_fake(
-    x: Tensor,
-    residual: Tensor | None,
-    weight: Tensor,
-    eps: float,
-    zero_centered: bool,
-    out_dtype: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor]:
-    total = x.new_empty(0) if residual is None else residual.new_empty(residual.shape)
+    x: Tensor, weight: Tensor, eps: float, zero_centered: bool, out_dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
     rstd = x.new_empty(x.numel() // x.shape[-1], dtype=torch.float32)
-    return x.new_empty(x.shape, dtype=out_dtype), total, rstd
+    return x.new_empty(x.shape, dtype=out_dtype), rstd
+
+
+def _add_forward_fake(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, zero_centered: bool, out_dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    y, rstd = _forward_fake(x, weight, eps, zero_centered, out_dtype)
+    return y, residual.new_empty(residual.shape), rstd
 
 
 def _backward_fake(
@@ -49,10 +50,16 @@ def _backward_fake(
 
 _KERNEL = "redline.kernels.rms_norm.kernel"
 _forward = operator(
-    "rms_norm_fwd(Tensor x, Tensor? residual, Tensor weight, float eps, bool zero_centered,"
-    " ScalarType out_dtype) -> (Tensor, Tensor, Tensor)",
+    "rms_norm_fwd(Tensor x, Tensor weight, float eps, bool zero_centered, ScalarType out_dtype)"
+    " -> (Tensor, Tensor)",
     lazily(_KERNEL, "forward"),
     _forward_fake,
+)
+_add_forward = operator(
+    "add_rms_norm_fwd(Tensor x, Tensor residual, Tensor weight, float eps, bool zero_centered,"
+    " ScalarType out_dtype) -> (Tensor, Tensor, Tensor)",
+    lazily(_KERNEL, "add_forward"),
+    _add_forward_fake,
 )
 _backward = operator(
     "rms_norm_bwd(Tensor dy, Tensor? dsum, Tensor x, Tensor weight, Tensor rstd, Tensor(a!)? main_grad,"
@@ -70,8 +77,8 @@ class RMSNormFn(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor, main_grad: Tensor | None, eps: float, zero_centered: bool,
         out_dtype: torch.dtype,
     ) -> Tensor:  # fmt: skip
-        outputs: tuple[Tensor, Tensor, Tensor] = _forward(x, None, weight, eps, zero_centered, out_dtype)
-        y, _, rstd = outputs
+        outputs: tuple[Tensor, Tensor] = _forward(x, weight, eps, zero_centered, out_dtype)
+        y, rstd = outputs
         ctx.save_for_backward(x, weight, rstd)
         ctx.main_grad, ctx.zero_centered = main_grad, zero_centered
         return y
@@ -92,7 +99,7 @@ class AddRMSNormFn(torch.autograd.Function):
         ctx: Any, x: Tensor, residual: Tensor, weight: Tensor, main_grad: Tensor | None, eps: float,
         zero_centered: bool, out_dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        y, total, rstd = _forward(x, residual, weight, eps, zero_centered, out_dtype)
+        y, total, rstd = _add_forward(x, residual, weight, eps, zero_centered, out_dtype)
         ctx.save_for_backward(total, weight, rstd)
         ctx.main_grad, ctx.zero_centered, ctx.x_dtype = main_grad, zero_centered, x.dtype
         return y, total

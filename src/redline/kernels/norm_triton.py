@@ -1,0 +1,230 @@
+"""RMSNorm and LayerNorm in Triton: one pair of kernels, with a mean to subtract or none.
+
+Forward: a program takes whole rows, as many as fill a tile, so that several 16-byte loads a thread are in
+flight and the vectors are read once a tile; mean and variance are two passes over registers. Backward: a
+persistent grid walks the rows and keeps the gradients of weight and bias in fp32 registers; the next rows are
+fetched into registers before this one's sums are made, so that memory never waits for the exchange between
+warps. Each program writes one partial row of each gradient, and a second launch adds those in fixed order,
+straight into main_grad where one is given.
+"""
+
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
+# (a @triton.jit function is not Python: its arguments have Triton's types)
+
+from __future__ import annotations
+
+import functools
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from redline.kernels.common import (
+    RowConfig,
+    TileConfig,
+    as_rows,
+    ceil_div,
+    contiguous_like,
+    next_power_of_2,
+    num_sms,
+    on_device_of,
+)
+from redline.kernels.triton_common import Sum, column_sums
+
+PREFETCH_COLS = 8192  # 16 elements a thread of 16 warps; wider rows leave no registers for the next one
+MAX_REGISTERS = 128  # of a thread, so that the 16 warps that an SM is planned to hold do fit
+
+
+@functools.cache
+def forward_config(cols: int) -> TileConfig:
+    """A tile of 8192 elements over 8 warps: four 16-byte loads of bf16 a thread, 3 programs an SM."""
+    block_cols = next_power_of_2(cols)
+    warps = 16 if block_cols > 8192 else 8 if block_cols > 512 else 4
+    tile = 8192 if warps >= 8 else 4096
+    return TileConfig(max(1, tile // block_cols), block_cols, warps)
+
+
+@functools.cache
+def backward_config(cols: int) -> RowConfig:
+    """One row, 16 elements a thread, and 16 warps an SM.
+
+    Two operands of 16 bf16 elements a thread, one row ahead, are 32 KiB in flight an SM: 4 TB/s at 1 us of
+    latency. Few warps a row keep its sums in few barriers, and other programs run meanwhile. A row and the
+    gradients fill 128 registers, which is what each of 16 warps may have. Rows below 512 share a warp.
+    """
+    block_cols = next_power_of_2(cols)
+    warps = min(16, max(1, block_cols // 512))
+    return RowConfig(max(1, 512 // block_cols), block_cols, warps, 16 // warps)
+
+
+@triton.jit
+def _norm_fwd_kernel(
+    x_ptr, residual_ptr, weight_ptr, bias_ptr, y_ptr, sum_ptr, mean_ptr, rstd_ptr,
+    rows, cols, x_stride, residual_stride, eps,
+    ZERO_CENTERED: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
+):  # fmt: skip
+    """Without mean_ptr the mean is not subtracted: RMSNorm."""
+    row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    col = tl.arange(0, BLOCK_COLS)[None, :]
+    mask = (row < rows)[:, None] & (col < cols)
+    x = tl.load(x_ptr + (row * x_stride)[:, None] + col, mask=mask, other=0.0).to(tl.float32)
+    offset = (row * cols)[:, None] + col
+    if residual_ptr is not None:
+        residual = tl.load(residual_ptr + (row * residual_stride)[:, None] + col, mask=mask, other=0.0)
+        total = (x + residual.to(tl.float32)).to(sum_ptr.dtype.element_ty)
+        tl.store(sum_ptr + offset, total, mask=mask)
+        x = total.to(tl.float32)  # what backward will read
+    weight = tl.load(weight_ptr + col, mask=col < cols, other=0.0).to(tl.float32)
+    if ZERO_CENTERED:
+        weight += 1.0
+    if mean_ptr is not None:
+        mean = tl.sum(x, axis=1) / cols
+        tl.store(mean_ptr + row, mean, mask=row < rows)
+        x = tl.where(mask, x - mean[:, None], 0.0)
+    rstd = tl.rsqrt(tl.sum(x * x, axis=1) / cols + eps)
+    tl.store(rstd_ptr + row, rstd, mask=row < rows)
+    y = x * rstd[:, None] * weight
+    if bias_ptr is not None:
+        y += tl.load(bias_ptr + col, mask=col < cols, other=0.0).to(tl.float32)
+    tl.store(y_ptr + offset, y.to(y_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _fetch(ptr, row, stride, col, rows, cols):
+    """Rows `row` in their own dtype, 0 where there is none."""
+    mask = (row < rows)[:, None] & (col < cols)
+    return tl.load(ptr + (row * stride)[:, None] + col, mask=mask, other=0.0)
+
+
+@triton.jit
+def _statistic(ptr, row, rows):
+    return tl.load(ptr + row, mask=row < rows, other=0.0)[:, None]
+
+
+@triton.jit
+def _norm_bwd_kernel(
+    dy_ptr, dsum_ptr, x_ptr, weight_ptr, mean_ptr, rstd_ptr, dx_ptr, dweight_ptr, dbias_ptr,
+    rows, cols, dy_stride, dsum_stride, x_stride,
+    ZERO_CENTERED: tl.constexpr, PREFETCH: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
+):  # fmt: skip
+    """dweight_ptr and dbias_ptr (or None) are the partial sums [programs, cols]; see forward for mean_ptr."""
+    program = tl.program_id(0)
+    step = tl.num_programs(0) * BLOCK_ROWS
+    col = tl.arange(0, BLOCK_COLS)[None, :]
+    row = program.to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    dweight = tl.zeros([BLOCK_ROWS, BLOCK_COLS], tl.float32)
+    dbias = tl.zeros([BLOCK_ROWS, BLOCK_COLS], tl.float32)
+    if PREFETCH:
+        weight = tl.load(weight_ptr + col, mask=col < cols, other=0.0).to(tl.float32)
+        next_x = _fetch(x_ptr, row, x_stride, col, rows, cols)
+        next_dy = _fetch(dy_ptr, row, dy_stride, col, rows, cols)
+        next_rstd = _statistic(rstd_ptr, row, rows)
+        if mean_ptr is not None:
+            next_mean = _statistic(mean_ptr, row, rows)
+        if dsum_ptr is not None:
+            next_dsum = _fetch(dsum_ptr, row, dsum_stride, col, rows, cols)
+    for _ in range(program * BLOCK_ROWS, rows, step):
+        if PREFETCH:
+            x, dy, rstd = next_x, next_dy, next_rstd
+            ahead = row + step
+            next_x = _fetch(x_ptr, ahead, x_stride, col, rows, cols)
+            next_dy = _fetch(dy_ptr, ahead, dy_stride, col, rows, cols)
+            next_rstd = _statistic(rstd_ptr, ahead, rows)
+            if mean_ptr is not None:
+                mean = next_mean
+                next_mean = _statistic(mean_ptr, ahead, rows)
+            if dsum_ptr is not None:
+                dsum = next_dsum
+                next_dsum = _fetch(dsum_ptr, ahead, dsum_stride, col, rows, cols)
+        else:
+            x = _fetch(x_ptr, row, x_stride, col, rows, cols)
+            dy = _fetch(dy_ptr, row, dy_stride, col, rows, cols)
+            rstd = _statistic(rstd_ptr, row, rows)
+            if mean_ptr is not None:
+                mean = _statistic(mean_ptr, row, rows)
+            weight = tl.load(weight_ptr + col, mask=col < cols, other=0.0).to(tl.float32)
+        mask = (row < rows)[:, None] & (col < cols)
+        x_hat, dx = x.to(tl.float32), dy.to(tl.float32)
+        if mean_ptr is not None:
+            x_hat = tl.where(mask, x_hat - mean, 0.0)
+        x_hat *= rstd
+        dweight += dx * x_hat
+        if dbias_ptr is not None:
+            dbias += dx
+        dx *= weight + 1.0 if ZERO_CENTERED else weight
+        along = tl.sum(x_hat * dx, axis=1)[:, None] / cols
+        if mean_ptr is not None:
+            dx -= tl.sum(dx, axis=1)[:, None] / cols
+        dx = rstd * (dx - x_hat * along)
+        if dsum_ptr is not None:
+            if not PREFETCH:
+                dsum = _fetch(dsum_ptr, row, dsum_stride, col, rows, cols)
+            dx += dsum.to(tl.float32)
+        tl.store(dx_ptr + (row * cols)[:, None] + col, dx.to(dx_ptr.dtype.element_ty), mask=mask)
+        row += step
+    column = tl.arange(0, BLOCK_COLS)
+    target = program.to(tl.int64) * cols + column
+    tl.store(dweight_ptr + target, tl.sum(dweight, axis=0), mask=column < cols)
+    if dbias_ptr is not None:
+        tl.store(dbias_ptr + target, tl.sum(dbias, axis=0), mask=column < cols)
+
+
+def norm_forward(
+    x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None,
+    eps: float, zero_centered: bool, out_dtype: torch.dtype, layer: bool,
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:  # fmt: skip
+    """(y, sum, mean, rstd) of x [..., H]: no sum without a residual, a mean only of LayerNorm.
+
+    Statistics are fp32, one a row.
+    """
+    y = contiguous_like(x, out_dtype)
+    total = None if residual is None else contiguous_like(residual)
+    cols = x.shape[-1]
+    rows = x.numel() // cols
+    rstd = x.new_empty(rows, dtype=torch.float32)
+    mean = torch.empty_like(rstd) if layer else None
+    if rows == 0:
+        return y, total, mean, rstd
+    x_rows, residual_rows = as_rows(x), None if residual is None else as_rows(residual)
+    config = forward_config(cols)
+    with on_device_of(x):
+        _norm_fwd_kernel[(ceil_div(rows, config.block_rows),)](
+            x_rows, residual_rows, weight, bias, y, total, mean, rstd, rows, cols, x_rows.stride(0),
+            0 if residual_rows is None else residual_rows.stride(0), eps, zero_centered,
+            config.block_rows, config.block_cols, num_warps=config.num_warps,
+        )  # fmt: skip
+    return y, total, mean, rstd
+
+
+def norm_backward(
+    dy: Tensor, dsum: Tensor | None, x: Tensor, weight: Tensor, mean: Tensor | None, rstd: Tensor,
+    dweight: Tensor, dbias: Tensor | None, accumulate: tuple[bool, bool], zero_centered: bool,
+) -> Tensor:  # fmt: skip
+    """dx in x's dtype. Writes the gradients of weight and bias to (`accumulate`: adds them to) what is given.
+
+    dx is the gradient of the sum (so of x and of the residual) where `dsum` is given.
+    """
+    dx = contiguous_like(x)
+    cols = x.shape[-1]
+    rows = x.numel() // cols
+    if rows == 0:
+        for grad, kept in zip((dweight, dbias), accumulate, strict=True):
+            if grad is not None and not kept:
+                grad.zero_()
+        return dx
+    x_rows, dy_rows, dsum_rows = as_rows(x), as_rows(dy), None if dsum is None else as_rows(dsum)
+    config = backward_config(cols)
+    programs = min(num_sms(x.get_device()) * config.programs_per_sm, ceil_div(rows, config.block_rows))
+    partial, bias_partial = x.new_empty((2, programs, cols), dtype=torch.float32).unbind()
+    with on_device_of(x):
+        _norm_bwd_kernel[(programs,)](
+            dy_rows, dsum_rows, x_rows, weight, mean, rstd, dx, partial,
+            None if dbias is None else bias_partial, rows, cols, dy_rows.stride(0),
+            0 if dsum_rows is None else dsum_rows.stride(0), x_rows.stride(0), zero_centered,
+            config.block_cols <= PREFETCH_COLS, config.block_rows, config.block_cols,
+            num_warps=config.num_warps, maxnreg=MAX_REGISTERS,
+        )  # fmt: skip
+        bias_sum = None if dbias is None else Sum(bias_partial, dbias, accumulate[1])
+        column_sums(Sum(partial, dweight, accumulate[0]), bias_sum)
+    return dx
