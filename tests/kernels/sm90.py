@@ -162,6 +162,7 @@ def compile_for_hopper(kernel: Kernel) -> bytes:
 
     module, _, name = kernel.place.partition(":")
     fn = getattr(import_module(f"redline.kernels.{module}"), name)
+    fn = getattr(fn, "kernel", fn)
     signature: dict[str, str] = {}
     constants: dict[tuple[int], Any] = {}
     attributes: dict[tuple[int], list[list[Any]]] = {}

@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from redline.kernels.common import as_rows, ceil_div, contiguous_like, num_sms, on_device_of, tile_config
+from redline.kernels.launch import launchable
 from redline.kernels.triton_common import Sum, activate, activate_and_slope, column_sums
 
 
@@ -31,6 +32,7 @@ def _load_gate_up(x_ptr, bias_ptr, row, col, mask, cols, x_stride, HAS_BIAS: tl.
     return gate, up
 
 
+@launchable
 @triton.jit
 def _gated_fwd_kernel(
     x_ptr, bias_ptr, y_ptr, rows, cols, x_stride, limit, shift,
@@ -50,6 +52,7 @@ def _gated_fwd_kernel(
     tl.store(y_ptr + (row * cols)[:, None] + col[None, :], y.to(y_ptr.dtype.element_ty), mask=mask)
 
 
+@launchable
 @triton.jit
 def _gated_bwd_kernel(
     dy_ptr, x_ptr, bias_ptr, dx_ptr, partial_ptr, rows, cols, dy_stride, x_stride, limit, shift, splits,

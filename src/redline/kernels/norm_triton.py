@@ -30,6 +30,7 @@ from redline.kernels.common import (
     num_sms,
     on_device_of,
 )
+from redline.kernels.launch import launchable
 from redline.kernels.triton_common import Sum, column_sums
 
 PREFETCH_COLS = 8192  # 16 elements a thread of 16 warps; wider rows leave no registers for the next one
@@ -58,6 +59,7 @@ def backward_config(cols: int) -> RowConfig:
     return RowConfig(max(1, 512 // block_cols), block_cols, warps, 16 // warps)
 
 
+@launchable
 @triton.jit
 def _norm_fwd_kernel(
     x_ptr, residual_ptr, weight_ptr, bias_ptr, y_ptr, sum_ptr, mean_ptr, rstd_ptr,
@@ -102,6 +104,7 @@ def _statistic(ptr, row, rows):
     return tl.load(ptr + row, mask=row < rows, other=0.0)[:, None]
 
 
+@launchable
 @triton.jit
 def _norm_bwd_kernel(
     dy_ptr, dsum_ptr, x_ptr, weight_ptr, mean_ptr, rstd_ptr, dx_ptr, dweight_ptr, dbias_ptr,

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from redline.errors import ShapeError
 from redline.kernels.common import ceil_div
+from redline.kernels.launch import launchable
 
 
 @triton.jit
@@ -75,6 +76,7 @@ def _column_sum(
     tl.store(out_ptr + col, total.to(out_ptr.dtype.element_ty), mask=col < cols)
 
 
+@launchable
 @triton.jit
 def _column_sums_kernel(
     a_ptr, a_out_ptr, b_ptr, b_out_ptr, a_rows, b_rows, cols, row_stride,

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from redline.kernels.adamw.reference import BLOCK
 from redline.kernels.common import ceil_div, on_device_of
+from redline.kernels.launch import launchable
 
 
 @triton.jit
@@ -31,6 +32,7 @@ def _group_values(hyper_ptr, groups_ptr, segment):
     return tl.load(pair_ptr).to(tl.float32), tl.load(pair_ptr + 1).to(tl.float32)
 
 
+@launchable
 @triton.jit
 def _adamw_kernel(
     param_ptr, main_ptr, grad_ptr, exp_avg_ptr, exp_avg_sq_ptr, hyper_ptr, grad_factor_ptr, found_inf_ptr,

@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from redline.kernels.common import as_rows, ceil_div, contiguous_like, num_sms, on_device_of, tile_config
+from redline.kernels.launch import launchable
 from redline.kernels.triton_common import Sum, column_sums
 from redline.rng import keep_threshold
 
@@ -80,6 +81,7 @@ def _keep(
     return keep
 
 
+@launchable
 @triton.jit
 def _bias_dropout_add_fwd_kernel(
     x_ptr, bias_ptr, residual_ptr, y_ptr, key_ptr, iteration_ptr, sample_ptr, positions_ptr,
@@ -106,6 +108,7 @@ def _bias_dropout_add_fwd_kernel(
     tl.store(y_ptr + (row * cols)[:, None] + col[None, :], y, mask=mask)
 
 
+@launchable
 @triton.jit
 def _bias_dropout_add_bwd_kernel(
     dy_ptr, dx_ptr, partial_ptr, key_ptr, iteration_ptr, sample_ptr, positions_ptr,

@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 
 from redline.errors import ShapeError
 from redline.kernels.bias_geglu.reference import FORMS, GeluForm, bias_geglu_reference
-from redline.kernels.common import Impl, accumulate_into, lazily, operator, use_triton, why_not
+from redline.kernels.common import Impl, accumulate_into, apply, lazily, operator, use_triton, why_not
 
 
 def supports(x: Tensor, bias: Tensor | None = None) -> str | None:
@@ -110,7 +110,7 @@ def bias_geglu(
     if approximate not in FORMS:
         raise ShapeError(f"bias_geglu: approximate={approximate!r} is not one of {FORMS}.")
     if use_triton("bias_geglu", impl, supports(x, bias)):
-        y: Tensor = BiasGEGLUFn.apply(x, bias, main_grad, approximate, clamp, offset)
+        y: Tensor = apply(BiasGEGLUFn, x, bias, main_grad, approximate, clamp, offset)
         return y
     bias = None if bias is None else accumulate_into(bias, main_grad)
     return bias_geglu_reference(x, bias, approximate, clamp, offset)

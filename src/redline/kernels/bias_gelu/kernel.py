@@ -15,9 +15,11 @@ import triton.language as tl
 from torch import Tensor
 
 from redline.kernels.common import as_rows, ceil_div, contiguous_like, num_sms, on_device_of, tile_config
+from redline.kernels.launch import launchable
 from redline.kernels.triton_common import Sum, activate, activate_and_slope, column_sums
 
 
+@launchable
 @triton.jit
 def _bias_gelu_fwd_kernel(
     x_ptr, bias_ptr, y_ptr, rows, cols, x_stride,
@@ -35,6 +37,7 @@ def _bias_gelu_fwd_kernel(
     tl.store(y_ptr + (row * cols)[:, None] + col[None, :], y, mask=mask)
 
 
+@launchable
 @triton.jit
 def _bias_gelu_bwd_kernel(
     dy_ptr, x_ptr, bias_ptr, dx_ptr, partial_ptr, rows, cols, dy_stride, x_stride, splits,

@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 
 from redline.errors import ShapeError
 from redline.kernels.bias_gelu.reference import FORMS, GeluForm, bias_gelu_reference
-from redline.kernels.common import Impl, accumulate_into, lazily, operator, use_triton, why_not
+from redline.kernels.common import Impl, accumulate_into, apply, lazily, operator, use_triton, why_not
 
 
 def supports(x: Tensor, bias: Tensor | None = None) -> str | None:
@@ -90,7 +90,7 @@ def bias_gelu(
     if approximate not in FORMS:
         raise ShapeError(f"bias_gelu: approximate={approximate!r} is not one of {FORMS}.")
     if use_triton("bias_gelu", impl, supports(x, bias)):
-        y: Tensor = BiasGELUFn.apply(x, bias, main_grad, approximate)
+        y: Tensor = apply(BiasGELUFn, x, bias, main_grad, approximate)
         return y
     bias = None if bias is None else accumulate_into(bias, main_grad)
     return bias_gelu_reference(x, bias, approximate)

@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 
 from redline.errors import ShapeError
 from redline.kernels.bias_swiglu.reference import bias_swiglu_reference
-from redline.kernels.common import Impl, accumulate_into, lazily, operator, use_triton, why_not
+from redline.kernels.common import Impl, accumulate_into, apply, lazily, operator, use_triton, why_not
 
 
 def supports(x: Tensor, bias: Tensor | None = None) -> str | None:
@@ -92,6 +92,6 @@ def bias_swiglu(
             "the bias is one contiguous vector as long as x's last dim.",
         )
     if use_triton("bias_swiglu", impl, supports(x, bias)):
-        y: Tensor = BiasSwiGLUFn.apply(x, bias, main_grad, clamp, offset)
+        y: Tensor = apply(BiasSwiGLUFn, x, bias, main_grad, clamp, offset)
         return y
     return bias_swiglu_reference(x, None if bias is None else accumulate_into(bias, main_grad), clamp, offset)

@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from redline.kernels.common import ceil_div, next_power_of_2, on_device_of
+from redline.kernels.launch import launchable
 from redline.kernels.loss_spec import loss_spec
 from redline.kernels.loss_triton import (
     label_logit,
@@ -30,6 +31,7 @@ FORWARD_WARPS = 8
 BACKWARD_BLOCK, BACKWARD_WARPS = 4096, 8  # 16 elements a thread: few enough registers for 5 programs an SM
 
 
+@launchable
 @triton.jit
 def _loss_kernel(
     logits_ptr, labels_ptr, weights_ptr, loss_ptr, lse_ptr, row_stride, num_columns, vocab_size,
@@ -52,6 +54,7 @@ def _loss_kernel(
     tl.store(lse_ptr + row, lse)
 
 
+@launchable
 @triton.jit
 def _statistics_kernel(
     logits_ptr, labels_ptr, weights_ptr, out_ptr, row_stride, num_rows, num_columns, vocab_start, num_local,
@@ -73,6 +76,7 @@ def _statistics_kernel(
     tl.store(out_ptr + 3 * num_rows + row, logit_sum)
 
 
+@launchable
 @triton.jit
 def _gradient_kernel(
     logits_ptr, grad_ptr, labels_ptr, weights_ptr, lse_ptr, upstream_ptr, row_stride, grad_stride,

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from redline.errors import RedlineError
-from redline.kernels.common import Impl, as_rows, lazily, operator, require, use_triton, why_not
+from redline.kernels.common import Impl, apply, as_rows, lazily, operator, require, use_triton, why_not
 from redline.kernels.cross_entropy.reference import (
     cross_entropy_reference,
     gradient_reference,
@@ -82,11 +82,11 @@ def cross_entropy(
             mend="hand in computed logits, or leave inplace_grad off.",
         )
     if shard is not None:
-        loss_T: Tensor = ShardedCrossEntropyFn.apply(
-            logits_TV, labels_T, weights_T, spec, shard, inplace_grad, fused
+        loss_T: Tensor = apply(
+            ShardedCrossEntropyFn, logits_TV, labels_T, weights_T, spec, shard, inplace_grad, fused
         )
     elif fused:
-        loss_T = CrossEntropyFn.apply(logits_TV, labels_T, weights_T, spec.as_args, inplace_grad)
+        loss_T = apply(CrossEntropyFn, logits_TV, labels_T, weights_T, spec.as_args, inplace_grad)
     else:
         loss_T = cross_entropy_reference(logits_TV, labels_T, spec, weights_T)
     return loss_T

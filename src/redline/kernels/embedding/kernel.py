@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from redline.kernels.common import ceil_div, next_power_of_2, on_device_of
+from redline.kernels.launch import launchable
 
 GATHER_BLOCK = 4096  # columns a program: 64 bytes a thread of bf16
 RUN_ROWS, RUN_BLOCK = 8, 1024  # 8 columns a thread of 4 warps: 16-byte loads of bf16
@@ -31,6 +32,7 @@ def _row(ids_ptr, weight_ptr, token, weight_stride, start, num_rows, vocab_size,
     return tl.where((identity >= 0) & (identity < vocab_size), x, float("nan"))
 
 
+@launchable
 @triton.jit
 def _gather_kernel(
     tokens_ptr, weight_ptr, positions_ptr, position_weight_ptr, out_ptr, weight_stride, position_stride,
@@ -56,6 +58,7 @@ def _run_rows(sorted_ptr, order_ptr, place, num_tokens, identity, wanted):
     return same, tl.load(order_ptr + place, mask=inside, other=0)
 
 
+@launchable
 @triton.jit
 def _run_kernel(
     sorted_ptr, order_ptr, dout_ptr, main_grad_ptr, num_tokens, hidden, dout_stride, start, num_rows,

@@ -19,6 +19,7 @@ from torch.autograd.function import once_differentiable
 from redline.kernels.common import (
     Impl,
     accumulate_into,
+    apply,
     as_rows,
     lazily,
     operator,
@@ -77,8 +78,16 @@ def embedding(
     if positions is not None:
         ids, position_weight, position_main_grad = positions.ids, positions.weight, positions.main_grad
     if use_triton("embedding", impl, supports(weight_VH, positions)):
-        out: Tensor = EmbeddingFn.apply(
-            tokens, weight_VH, main_grad, ids, position_weight, position_main_grad, vocab_start, vocab_size
+        out: Tensor = apply(
+            EmbeddingFn,
+            tokens,
+            weight_VH,
+            main_grad,
+            ids,
+            position_weight,
+            position_main_grad,
+            vocab_start,
+            vocab_size,
         )
         return out
     if position_weight is not None:

@@ -17,11 +17,13 @@ import triton.language as tl
 from torch import Tensor
 
 from redline.kernels.common import ceil_div, on_device_of
+from redline.kernels.launch import launchable
 
 PIECE = 1 << 16
 LANES, WARPS = 1024, 8  # a lane is one 16-byte load, so a thread has four in flight
 
 
+@launchable
 @triton.jit
 def _piece_kernel(
     grad_ptr, partial_ptr, num_elements, first_piece, num_pieces,
@@ -45,6 +47,7 @@ def _piece_kernel(
     tl.store(out_ptr + 2 * num_pieces, tl.sum(nonzero, axis=0).to(tl.float64))
 
 
+@launchable
 @triton.jit
 def _total_kernel(partial_ptr, out_ptr, num_pieces, BLOCK: tl.constexpr):
     row_ptr = partial_ptr + tl.program_id(0) * num_pieces

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from redline.errors import ShapeError
-from redline.kernels.common import Impl, accumulate_into, lazily, operator, use_triton, why_not
+from redline.kernels.common import Impl, accumulate_into, apply, lazily, operator, use_triton, why_not
 from redline.kernels.layer_norm.reference import add_layer_norm_reference, layer_norm_reference
 
 MAX_COLS = 32768  # one row is held by one program
@@ -185,8 +185,8 @@ def layer_norm(
     """
     _check(x, weight, bias)
     if use_triton("layer_norm", impl, supports(x, weight, bias)):
-        y: Tensor = LayerNormFn.apply(
-            x, weight, bias, main_grad, bias_main_grad, eps, zero_centered, out_dtype or x.dtype
+        y: Tensor = apply(
+            LayerNormFn, x, weight, bias, main_grad, bias_main_grad, eps, zero_centered, out_dtype or x.dtype
         )
         return y
     weight = accumulate_into(weight, main_grad)
@@ -217,8 +217,17 @@ def add_layer_norm(
             f"add_layer_norm: x {tuple(x.shape)} and residual {tuple(residual.shape)} differ in shape."
         )
     if use_triton("add_layer_norm", impl, supports(x, weight, bias, residual)):
-        y, total = AddLayerNormFn.apply(
-            x, residual, weight, bias, main_grad, bias_main_grad, eps, zero_centered, out_dtype or x.dtype
+        y, total = apply(
+            AddLayerNormFn,
+            x,
+            residual,
+            weight,
+            bias,
+            main_grad,
+            bias_main_grad,
+            eps,
+            zero_centered,
+            out_dtype or x.dtype,
         )
         return y, total
     weight = accumulate_into(weight, main_grad)

@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from redline.kernels.common import on_device_of
+from redline.kernels.launch import launchable
 from redline.kernels.loss_spec import LossSpec
 from redline.kernels.loss_triton import (
     label_logit,
@@ -27,6 +28,7 @@ from redline.kernels.loss_triton import (
 MAX_WARPS = 32
 
 
+@launchable
 @triton.jit
 def _loss_and_gradient_kernel(
     logits_ptr, labels_ptr, weights_ptr, grad_scale_ptr, loss_ptr, row_stride, num_columns, vocab_size,

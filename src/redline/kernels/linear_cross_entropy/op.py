@@ -25,6 +25,7 @@ from redline.errors import RedlineError
 from redline.kernels.common import (
     Impl,
     accumulate_into,
+    apply,
     as_rows,
     ceil_div,
     operator,
@@ -93,9 +94,9 @@ def linear_cross_entropy(
     needs = record and hidden_TH.requires_grad, record and weight_VH.requires_grad
     if chunk_tokens is None:
         chunk_tokens = default_chunk_tokens(len(hidden_TH), spec.vocab_size, hidden_TH.itemsize)
-    loss: Tensor = LinearCrossEntropyFn.apply(
-        hidden_TH, weight_VH, labels_T, weights_T, main_grad if needs[1] else None, grad_scale,
-        spec.as_args, chunk_tokens, needs,
+    loss: Tensor = apply(
+        LinearCrossEntropyFn, hidden_TH, weight_VH, labels_T, weights_T, main_grad if needs[1] else None,
+        grad_scale, spec.as_args, chunk_tokens, needs,
     )  # fmt: skip
     return loss
 

@@ -22,6 +22,7 @@ from redline.kernels.common import (
     next_power_of_2,
     on_device_of,
 )
+from redline.kernels.launch import launchable
 
 
 @functools.cache
@@ -32,6 +33,7 @@ def row_config(cols: int) -> TileConfig:
     return TileConfig(max(1, 2048 // block_cols), block_cols, warps)
 
 
+@launchable
 @triton.jit
 def _masked_softmax_fwd_kernel(
     x_ptr, y_ptr, mask_ptr, lengths_ptr, rows, cols, x_stride, scale, heads, queries,
@@ -65,6 +67,7 @@ def _masked_softmax_fwd_kernel(
     tl.store(y_ptr + (row * cols)[:, None] + col, y.to(y_ptr.dtype.element_ty), mask=inside)
 
 
+@launchable
 @triton.jit
 def _masked_softmax_bwd_kernel(
     dy_ptr, y_ptr, dx_ptr, rows, cols, dy_stride, scale, queries,

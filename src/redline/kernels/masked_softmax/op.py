@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from redline.errors import ShapeError
-from redline.kernels.common import Impl, lazily, operator, use_triton, why_not
+from redline.kernels.common import Impl, apply, lazily, operator, use_triton, why_not
 from redline.kernels.masked_softmax.reference import masked_softmax_reference
 
 MAX_COLS = 32768  # one row is held by one program
@@ -106,6 +106,6 @@ def masked_softmax(
             "they are contiguous integers [B] on the device of the scores.",
         )
     if use_triton("masked_softmax", impl, supports(scores_BNSK)):
-        y: Tensor = MaskedSoftmaxFn.apply(scores_BNSK, scale, causal, mask, lengths_B)
+        y: Tensor = apply(MaskedSoftmaxFn, scores_BNSK, scale, causal, mask, lengths_B)
         return y
     return masked_softmax_reference(scores_BNSK, scale, causal, mask, lengths_B)

@@ -24,6 +24,7 @@ import triton.language as tl
 from torch import Tensor
 
 from redline.kernels.common import ceil_div, contiguous_like, next_power_of_2, num_sms, on_device_of
+from redline.kernels.launch import launchable
 from redline.kernels.triton_common import Sum, column_sums
 
 PROGRAMS_PER_SM = {
@@ -101,6 +102,7 @@ def _norm_tile(
     tl.store(target, y.to(y_ptr.dtype.element_ty), mask=mask)
 
 
+@launchable
 @triton.jit
 def _qk_norm_fwd_kernel(
     qkv_ptr, q_ptr, k_ptr, q_weight_ptr, k_weight_ptr, q_bias_ptr, k_bias_ptr,
@@ -174,6 +176,7 @@ def _grad_strip(
             tl.store(partial_ptr + dim + col, tl.sum(dbias, axis=0), mask=col < dim)
 
 
+@launchable
 @triton.jit
 def _qk_norm_bwd_kernel(
     dq_ptr, dk_ptr, dv_ptr, qkv_ptr, dqkv_ptr, q_weight_ptr, k_weight_ptr, partial_ptr,

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from redline.errors import ShapeError
-from redline.kernels.common import Impl, lazily, operator, use_triton, why_not
+from redline.kernels.common import Impl, apply, lazily, operator, use_triton, why_not
 from redline.kernels.qk_norm.reference import KINDS, Kind, QKNormParams, qk_norm_reference, split_qkv
 
 MAX_HEAD_DIM = 2048
@@ -138,8 +138,16 @@ def qk_norm(
         )
     _check_params(params, head_dim, kind)
     if use_triton("qk_norm", impl, supports(qkv_SBX, params, head_dim)):
-        q, k, v = QKNormFn.apply(
-            qkv_SBX, *params.flat(), num_heads, num_groups, head_dim, kind == "layer", eps, zero_centered
+        q, k, v = apply(
+            QKNormFn,
+            qkv_SBX,
+            *params.flat(),
+            num_heads,
+            num_groups,
+            head_dim,
+            kind == "layer",
+            eps,
+            zero_centered,
         )
         return q, k, v
     return qk_norm_reference(qkv_SBX, params, num_heads, num_groups, head_dim, kind, eps, zero_centered)

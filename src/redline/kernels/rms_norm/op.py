@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from redline.errors import ShapeError
-from redline.kernels.common import Impl, accumulate_into, lazily, operator, use_triton, why_not
+from redline.kernels.common import Impl, accumulate_into, apply, lazily, operator, use_triton, why_not
 from redline.kernels.rms_norm.reference import add_rms_norm_reference, rms_norm_reference
 
 MAX_COLS = 32768  # one row is held by one program
@@ -141,7 +141,7 @@ def rms_norm(
     """
     _check(x, weight)
     if use_triton("rms_norm", impl, supports(x, weight)):
-        y: Tensor = RMSNormFn.apply(x, weight, main_grad, eps, zero_centered, out_dtype or x.dtype)
+        y: Tensor = apply(RMSNormFn, x, weight, main_grad, eps, zero_centered, out_dtype or x.dtype)
         return y
     return rms_norm_reference(x, accumulate_into(weight, main_grad), eps, zero_centered, out_dtype)
 
@@ -167,8 +167,8 @@ def add_rms_norm(
             f"add_rms_norm: x {tuple(x.shape)} and residual {tuple(residual.shape)} differ in shape."
         )
     if use_triton("add_rms_norm", impl, supports(x, weight, residual)):
-        y, total = AddRMSNormFn.apply(
-            x, residual, weight, main_grad, eps, zero_centered, out_dtype or x.dtype
+        y, total = apply(
+            AddRMSNormFn, x, residual, weight, main_grad, eps, zero_centered, out_dtype or x.dtype
         )
         return y, total
     weight = accumulate_into(weight, main_grad)

@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from redline.kernels.common import ceil_div, contiguous_like, next_power_of_2, on_device_of
+from redline.kernels.launch import launchable
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,7 @@ def _turn(
         tl.store(dst + rest, tl.load(src + rest, mask=valid), mask=valid)
 
 
+@launchable
 @triton.jit
 def _rotary_kernel(
     src_ptr, dst_ptr, cos_ptr, sin_ptr, positions_ptr, batch, heads, table_rows, position_s, position_b,
@@ -106,6 +108,7 @@ def _rotary_kernel(
     )  # fmt: skip
 
 
+@launchable
 @triton.jit
 def _merge_grad_kernel(
     dq_ptr, dk_ptr, dv_ptr, dst_ptr, cos_ptr, sin_ptr, positions_ptr, batch, heads, groups,

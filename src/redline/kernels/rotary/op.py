@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from redline.errors import ShapeError
-from redline.kernels.common import Impl, lazily, operator, use_triton, why_not
+from redline.kernels.common import Impl, apply, lazily, operator, use_triton, why_not
 from redline.kernels.rotary.reference import rotary_reference, split_qkv
 
 
@@ -169,7 +169,7 @@ def rotary(
         )
     _check("rotary", S, B, D, cos_PR, sin_PR, positions_SB, rotary_dim)
     if use_triton("rotary", impl, supports(q_SBND, cos_PR, k_SBGD)):
-        q, k = RotaryFn.apply(q_SBND, k_SBGD, cos_PR, sin_PR, positions_SB, interleaved)
+        q, k = apply(RotaryFn, q_SBND, k_SBGD, cos_PR, sin_PR, positions_SB, interleaved)
         return q, k
     return (
         rotary_reference(q_SBND, cos_PR, sin_PR, positions_SB, interleaved),
@@ -210,8 +210,8 @@ def rotary_qkv(
             )
         if not torch.compiler.is_compiling():
             torch.autograd.graph.increment_version(qkv_SBX)
-        q, k, v = RotaryQKVFn.apply(
-            qkv_SBX, cos_PR, sin_PR, positions_SB, interleaved, num_heads, num_groups, head_dim
+        q, k, v = apply(
+            RotaryQKVFn, qkv_SBX, cos_PR, sin_PR, positions_SB, interleaved, num_heads, num_groups, head_dim
         )
         return q, k, v
     q, k, v = split_qkv(qkv_SBX, num_heads, num_groups, head_dim)

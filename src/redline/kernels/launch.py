@@ -1,0 +1,69 @@
+"""Launching a Triton kernel again at the price of a dictionary look-up.
+
+Triton's own dispatch works out at each launch which compiled form the arguments need, from their types, the
+alignment of pointers and the divisibility of integers: about twice the host time of the launch itself. Here
+a call is looked up by what those follow from (the dtype and alignment of each tensor, every other argument
+as it is), and the compiled kernel found there is launched directly. What is not found goes through Triton,
+as does everything under its interpreter and on cards other than NVIDIA's, where more decides on the form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from triton.compiler import CompiledKernel
+from triton.runtime import JITFunction
+
+ALIGNMENT = 16  # bytes: what Triton compiles for, or not
+MOST_CALLS = 4096  # then all are forgotten: shapes that never come back must not fill the memory
+
+
+class Launchable:
+    """`kernel[grid](*args, **constants_and_options)` as for the kernel itself, which is `kernel`.
+
+    The first argument is a tensor on the current device. Arguments given by name are constants or options.
+    """
+
+    def __init__(self, kernel: JITFunction[Any]) -> None:
+        self.kernel = kernel
+        self._found: dict[tuple[Any, ...], tuple[CompiledKernel, tuple[Any, ...]]] = {}
+        self._constants = {param.name for param in kernel.params if param.is_constexpr}
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        whole = (*grid, 1, 1)[:3]
+
+        def launch(*args: Any, **named: Any) -> None:
+            key = (
+                args[0].get_device(),
+                *[(a.dtype, a.data_ptr() % ALIGNMENT) if isinstance(a, Tensor) else a for a in args],
+                *named.items(),
+            )
+            found = self._found.get(key)
+            if found is None:
+                self._launch_anew(grid, key, args, named)
+            else:
+                compiled, constants = found
+                compiled[whole](*args, *constants)
+
+        return launch
+
+    def _launch_anew(
+        self, grid: tuple[int, ...], key: tuple[Any, ...], args: Any, named: dict[str, Any]
+    ) -> None:
+        compiled = self.kernel[grid](*args, **named)
+        names = self.kernel.arg_names
+        constants = tuple(named[name] for name in names[len(args) :] if name in named)
+        # The launch takes every argument by place. Constants are passed over there, so their order is free.
+        complete = len(args) + len(constants) == len(names) and self._constants.issuperset(names[len(args) :])
+        if complete and isinstance(compiled, CompiledKernel):
+            if len(self._found) >= MOST_CALLS:
+                self._found.clear()
+            self._found[key] = compiled, constants
+
+
+def launchable(kernel: Any) -> Any:
+    """Decorator over @triton.jit of a kernel that is launched (not of a device function)."""
+    return Launchable(kernel) if isinstance(kernel, JITFunction) and torch.version.hip is None else kernel
