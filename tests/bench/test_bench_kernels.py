@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 
 from redline.bench.gate import check, draw
-from redline.bench.kernels import FULL, QUICK, all_passed, cases_of, emptied, rooms
+from redline.bench.kernels import FULL, QUICK, all_passed, cases_of, cut, libraries, rooms
 from redline.cli.main import main
 from redline.errors import UsageError
 from redline.kernels.bench_case import BenchCase, twins
@@ -126,7 +126,11 @@ def test_a_gradient_of_two_roundings_is_told_so():
 def test_cases():
     assert len(rooms()) >= 14 and "rms_norm" in rooms()
     assert {case.op for case in cases_of()} == set(rooms())
-    assert len(cases_of(effort=QUICK)) == len(rooms()) < len(cases_of(effort=FULL))
+    quick = cases_of(effort=QUICK)
+    assert {case.op for case in quick} == set(rooms()) and len(quick) < len(cases_of(effort=FULL))
+    heads = [case.name for case in quick if case.op == "linear_cross_entropy"]
+    assert heads == ["8192 x 4096 x 128256", "8192 x 2048 x 128256"]
+    assert set(libraries()) == {"liger-kernel", "quack-kernels"}
     assert {case.op for case in cases_of(["rotary", "adamw"])} == {"rotary", "adamw"}
     with pytest.raises(UsageError, match="did you mean rms_norm"):
         cases_of(["rmsnorm"])
@@ -134,9 +138,11 @@ def test_cases():
 
 def test_empty_inputs():
     x, weight = torch.randn(6, 4, requires_grad=True), torch.randn(4)
-    empty = emptied((x, weight, torch.arange(6), 3))
+    empty = cut((x, weight, torch.arange(6), 3), 0)
     assert [getattr(each, "shape", each) for each in empty] == [(0, 4), (4,), (0,), 3]
-    assert empty[0].requires_grad and emptied((3,)) == (3,)
+    assert empty[0].requires_grad and empty[0].is_leaf and cut((3,), 0) == (3,)
+    (one,) = cut((x.view(6, 4),), 1)  # what an operator may change in place stays no leaf
+    assert one.shape == (1, 4) and one.requires_grad and not one.is_leaf
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what it says without a GPU")

@@ -2,11 +2,12 @@
 
 A case is first checked (gate.py); an operator that fails is not timed. Times are medians over rounds in which
 the providers take turns, with the L2 cache cleared and the host ahead of the device, so that they are the
-device's alone; what an eager call costs the host is measured apart, on an empty tensor.
+device's alone; what an eager call costs the host is measured apart, on tensors without rows and with one.
 """
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
 import pkgutil
@@ -14,6 +15,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from typing import Any
 
 import torch
@@ -43,7 +45,8 @@ class Effort:
 
 
 FULL = Effort(rounds=30, warmup=5, compile=True, cases_a_room=None)
-QUICK = Effort(rounds=10, warmup=3, compile=False, cases_a_room=1)
+QUICK = Effort(rounds=10, warmup=3, compile=True, cases_a_room=1)
+LIBRARIES = ("liger-kernel", "quack-kernels")  # whose operators stand beside ours
 
 
 def rooms() -> list[str]:
@@ -68,15 +71,27 @@ def cases_of(only: Sequence[str] = (), effort: Effort = FULL) -> list[BenchCase]
     found: list[BenchCase] = []
     for name in only or names:
         cases = importlib.import_module(f"redline.kernels.{name}.bench").CASES
-        found += cases[: effort.cases_a_room]
+        limit = len(cases) if effort.cases_a_room is None else effort.cases_a_room
+        found += [case for index, case in enumerate(cases) if index < limit or case.quick]
+    return found
+
+
+def libraries() -> dict[str, str | None]:
+    """The version of each library to compare with; None where it is not installed."""
+    found: dict[str, str | None] = dict.fromkeys(LIBRARIES)
+    for name in LIBRARIES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
     return found
 
 
 def bench_kernels(only: Sequence[str], effort: Effort, say: Callable[[str], object]) -> list[dict[str, Any]]:
     """Check and time the cases on the current GPU; one row a case, the measured copy bandwidth in each.
 
-    A case that fails has a row with its error in place of figures.
+    A case that fails has a row with its error in place of figures. Each row says which libraries were there.
     """
+    compared = libraries()
+    say(", ".join(f"{name} {version or 'not installed'}" for name, version in compared.items()))
     device = torch.device("cuda", torch.cuda.current_device())
     copy_rate = copy_bandwidth(device, effort)
     say(f"device-to-device copy: {copy_rate / 1e9:,.0f} GB/s")
@@ -89,6 +104,7 @@ def bench_kernels(only: Sequence[str], effort: Effort, say: Callable[[str], obje
         except Exception as error:  # one broken operator must not cost the measurements of the others
             say(f"{case.op} {case.name} failed: {error}")
             rows.append({"op": case.op, "case": case.name, "error": f"{type(error).__name__}: {error}"})
+        rows[-1]["libraries"] = compared
         torch.cuda.empty_cache()
     return rows
 
@@ -121,8 +137,10 @@ def bench_case(case: BenchCase, device: torch.device, effort: Effort, copy_rate:
     if case.bytes_backward or case.flops:
         both = _medians({name: call.both for name, call in calls.items()}, effort, device)
     for name in calls:
-        host = None if name == "compile" else host_seconds(case, providers[name], device)
-        rates[name] = _rates(case, forward[name], both.get(name), host, copy_rate)
+        rates[name] = _rates(case, forward[name], both.get(name), copy_rate)
+        if name != "compile":  # its first call at another size would compile anew
+            rates[name]["host_s"] = host_seconds(case, providers[name], device, 0)
+            rates[name]["host_one_row_s"] = host_seconds(case, providers[name], device, 1)
     row["providers"] = {name: rates[name] for name in case.providers if name in rates}
     return row
 
@@ -203,9 +221,12 @@ def copy_bandwidth(device: torch.device, effort: Effort) -> float:
     return 2 * GIB / _medians({"copy": lambda: target.copy_(source)}, effort, device)["copy"]
 
 
-def host_seconds(case: BenchCase, provider: Provider, device: torch.device) -> float | None:
-    """Median host time of an eager forward on empty tensors, or None where a provider does not take them."""
-    inputs = emptied(draw(case, device))
+def host_seconds(case: BenchCase, provider: Provider, device: torch.device, rows: int) -> float | None:
+    """Median host time of an eager forward on tensors of so many rows; None where a provider fails on them.
+
+    Without a row nothing is launched (but by providers that launch an empty grid); with one, everything is.
+    """
+    inputs = cut(draw(case, device), rows)
     try:
         for _ in range(10):
             provider(*inputs)
@@ -221,27 +242,27 @@ def host_seconds(case: BenchCase, provider: Provider, device: torch.device) -> f
     return statistics.median(times)
 
 
-def emptied(inputs: Sequence[Any]) -> tuple[Any, ...]:
-    """The inputs with no row left: every tensor as long as the first one is cut to nothing."""
+def cut(inputs: Sequence[Any], rows: int) -> tuple[Any, ...]:
+    """The inputs with `rows` rows left: every tensor as long as the first one is cut to them."""
     first = next((each for each in inputs if isinstance(each, Tensor) and each.dim()), None)
     if first is None:
         return tuple(inputs)
     return tuple(
-        each[:0].detach().requires_grad_(each.requires_grad)
-        if isinstance(each, Tensor) and each.dim() and len(each) == len(first)
-        else each
+        _cut(each, rows) if isinstance(each, Tensor) and each.dim() and len(each) == len(first) else each
         for each in inputs
     )
 
 
-def _rates(
-    case: BenchCase, forward: float, both: float | None, host: float | None, copy_rate: float
-) -> dict[str, Any]:
+def _cut(tensor: Tensor, rows: int) -> Tensor:
+    found = tensor[:rows].detach().requires_grad_(tensor.requires_grad)
+    return found if tensor.is_leaf else found.view_as(found)  # an operator may work in place on no leaf
+
+
+def _rates(case: BenchCase, forward: float, both: float | None, copy_rate: float) -> dict[str, Any]:
     found: dict[str, Any] = {
         "forward_s": forward,
         "forward_bytes_per_s": case.bytes_forward / forward,
         "forward_share_of_copy": case.bytes_forward / forward / copy_rate,
-        "host_s": host,
     }
     if both is not None:
         rate = (case.bytes_forward + case.bytes_backward) / both

@@ -26,7 +26,7 @@ usage: redline bench step [--steps N] [--out FILE] [CONFIG.toml] [flags of `redl
 
   --steps N       steps to measure, after 3 that warm up (default: 10)
   --only NAME     this operator alone, for example rms_norm; may be repeated
-  --quick         one case an operator, few rounds, without torch.compile
+  --quick         few rounds of one case an operator (two of the head and loss)
   --tokens N      size of the corpus (default: 100000000)
   --out FILE      where the result goes, in place of an older one (default: bench-CASE.json)
   --commit REV    the code's commit, where git cannot tell it

@@ -32,6 +32,7 @@ class BenchCase:
         dtype: the dtype in which bytes are counted and the case is run.
         gradient_roundings: to `dtype` on the way to a gradient: 2 where backward starts from the rounded
             result because keeping that costs no memory, while the twin keeps a wide copy.
+        quick: whether a quick run takes this case too, besides the room's first one.
     """
 
     op: str
@@ -43,6 +44,7 @@ class BenchCase:
     flops: int = 0
     dtype: torch.dtype = torch.bfloat16
     gradient_roundings: int = 1
+    quick: bool = False
 
 
 def twins(fused: Provider, eager: Provider, **libraries: Loader) -> dict[str, Loader]:

@@ -41,7 +41,7 @@ def lazily(module: str, name: str) -> Callable[..., Any]:
 
 
 def apply(function: type[torch.autograd.Function], *args: Any) -> Any:
-    """`function.apply(*args)`, in eager mode without its Python layer for functorch: 2 us of 9 on the host."""
+    """`function.apply(*args)`, in eager mode without its Python layer for functorch: 2 us of 9 on a host."""
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return function.apply(*args)
     return super(torch.autograd.Function, function).apply(*args)  # type: ignore[misc]

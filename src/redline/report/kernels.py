@@ -16,13 +16,14 @@ NONE = "-"
 def print_kernels(rows: Sequence[Mapping[str, Any]], console: Console | None = None) -> None:
     """Print the rows of `redline bench kernels`: one line a provider; the fastest of a case is green.
 
-    "both" is forward and backward; "copy" the share of a device-to-device copy's rate that the bytes reach.
+    "both" is forward and backward; "copy" the share of a device-to-device copy's rate that the bytes reach;
+    "host" is what an eager forward costs the host on tensors without rows, and with one.
     Why a provider has no figures is said below the table.
     """
     table = new_table("fused operators")
     table.add_column("operator", overflow="fold", min_width=16)
     table.add_column("by", no_wrap=True)
-    for header in ("fwd us", "copy", "both us", "copy", "TFLOP/s", "host us"):
+    for header in ("fwd us", "copy", "both us", "copy", "TFLOP/s", "host us", "1 row"):
         table.add_column(header, justify="right", no_wrap=True)
     notes: dict[str, None] = {}  # in order, each once
     for row in rows:
@@ -58,4 +59,5 @@ def _cells(rates: Mapping[str, Any]) -> list[str]:
         cell("both_share_of_copy", 1, ".0%"),
         cell("flops_per_s", 1e-12, ",.0f"),
         cell("host_s", 1e6, ".0f"),
+        cell("host_one_row_s", 1e6, ".0f"),
     ]

@@ -16,9 +16,11 @@ def _torch() -> Provider:
 
 
 def _liger() -> Provider:
-    from liger_kernel.transformers.functional import liger_cross_entropy
+    from liger_kernel.ops.cross_entropy import LigerCrossEntropyFunction
 
-    return lambda logits, labels: liger_cross_entropy(logits, labels, reduction="mean")
+    return lambda logits, labels: LigerCrossEntropyFunction.apply(
+        logits, labels, None, -100, 0.0, 0.0, "mean"
+    )[0]
 
 
 def _quack() -> Provider:

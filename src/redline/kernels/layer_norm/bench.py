@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -22,6 +24,28 @@ def _liger() -> Provider:
     return lambda x, weight, bias: LigerLayerNormFunction.apply(x, weight, bias, EPS)
 
 
+def _quack() -> Provider:
+    from quack.rmsnorm import layernorm_bwd, layernorm_fwd
+
+    class QuackLayerNorm(torch.autograd.Function):
+        """quack has the two kernels, no autograd; it takes fp32 vectors only."""
+
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+            wide = weight.float()
+            y, rstd, mean = layernorm_fwd(x, wide, bias.float(), EPS, return_rstd=True, return_mean=True)
+            ctx.save_for_backward(x, wide, rstd, mean)
+            return y  # type: ignore[no-any-return]
+
+        @staticmethod
+        def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, ...]:
+            x, weight, rstd, mean = ctx.saved_tensors
+            dx, dweight, dbias = layernorm_bwd(x, weight, dy, rstd, mean)
+            return dx, dweight.to(x.dtype), dbias.to(x.dtype)
+
+    return lambda x, weight, bias: QuackLayerNorm.apply(x, weight, bias)
+
+
 def _inputs(device: torch.device, dtype: torch.dtype, *shapes: tuple[int, ...]) -> tuple[Tensor, ...]:
     return tuple(torch.randn(shape, device=device, dtype=dtype, requires_grad=True) for shape in shapes)
 
@@ -36,6 +60,7 @@ def _case(rows: int, cols: int) -> BenchCase:
             lambda x, weight, bias: layer_norm_reference(x, weight, bias, EPS),
             torch=_torch,
             liger=_liger,
+            quack=_quack,
         ),
         bytes_forward=2 * rows * cols * 2 + 2 * cols * 2 + rows * 8,
         bytes_backward=3 * rows * cols * 2 + 3 * cols * 2 + rows * 8,

@@ -28,6 +28,20 @@ def _quack() -> Provider:
     return lambda x, weight: rmsnorm(x, weight, eps=EPS)
 
 
+def _liger_add() -> Provider:
+    from liger_kernel.ops.fused_add_rms_norm import LigerFusedAddRMSNormFunction
+
+    return lambda x, residual, weight: LigerFusedAddRMSNormFunction.apply(
+        x, residual, weight, EPS, 0.0, "llama", False
+    )
+
+
+def _quack_add() -> Provider:
+    from quack import rmsnorm
+
+    return lambda x, residual, weight: rmsnorm(x, weight, residual=residual, eps=EPS, prenorm=True)
+
+
 def _case(rows: int, cols: int) -> BenchCase:
     def make_inputs(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, ...]:
         x = torch.randn(rows, cols, device=device, dtype=dtype, requires_grad=True)
@@ -61,6 +75,8 @@ def _add_case(rows: int, cols: int) -> BenchCase:
         providers=twins(
             lambda x, residual, weight: add_rms_norm(x, residual, weight, EPS),
             lambda x, residual, weight: add_rms_norm_reference(x, residual, weight, EPS),
+            liger=_liger_add,
+            quack=_quack_add,
         ),
         bytes_forward=4 * rows * cols * 2 + cols * 2 + rows * 4,
         bytes_backward=4 * rows * cols * 2 + 2 * cols * 2 + rows * 4,

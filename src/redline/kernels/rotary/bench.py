@@ -17,8 +17,8 @@ def _liger(num_heads: int, num_groups: int, head_dim: int) -> Loader:
             S, B, _ = qkv.shape
             heads = qkv.view(S, B, -1, head_dim).permute(1, 2, 0, 3)  # [B, heads, S, D]
             q, k, v = heads.split((num_heads, num_groups, num_groups), dim=1)
-            cos, sin = (torch.cat((table, table), dim=1)[None] for table in (cos, sin))
-            return (*LigerRopeFunction.apply(q, k, cos, sin), v)
+            turned = LigerRopeFunction.apply(q, k, cos[None], sin[None], None, 1, head_dim)
+            return *turned, v
 
         return run
 

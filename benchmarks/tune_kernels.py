@@ -1,0 +1,130 @@
+"""Where the time of each fused operator goes, kernel by kernel, and what other launch choices would give.
+
+usage: python benchmarks/tune_kernels.py OUT.json        (one NVIDIA GPU, about two minutes)
+
+Two lists. "breakdown": device time of each kernel of a forward and backward of every operator's first case;
+"choices", the same total under other launch configurations than the ones written in the rooms.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from redline.bench.kernels import CACHE_BYTES, QUICK, Call, cases_of
+from redline.kernels.bench_case import BenchCase
+from redline.kernels.common import RowConfig, TileConfig, next_power_of_2
+from redline.kernels.qk_norm.kernel import HeadConfig
+
+ROUNDS = 8
+ROOMS = "redline.kernels."
+
+
+def kernel_times(case: BenchCase, device: torch.device) -> list[tuple[str, float]]:
+    """(kernel, median us) in the order of launch, of a forward and backward with a cold L2 cache."""
+    call = Call(case, case.providers["fused"](), device)
+    cache = torch.empty(CACHE_BYTES, dtype=torch.int8, device=device)
+    for _ in range(3):
+        call.both()
+    torch.cuda.synchronize()
+    rounds: list[list[tuple[str, float]]] = []
+    for _ in range(ROUNDS):
+        cache.zero_()
+        torch.cuda.synchronize()
+        with profile(activities=[ProfilerActivity.CUDA]) as seen:
+            call.both()
+            torch.cuda.synchronize()
+        events = [event for event in seen.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+        events.sort(key=lambda event: event.time_range.start)
+        rounds.append([(event.name[:70], event.time_range.elapsed_us()) for event in events])
+    names = [name for name, _ in rounds[-1]]
+    same = [found for found in rounds if len(found) == len(names)]
+    return [(name, statistics.median(found[index][1] for found in same)) for index, name in enumerate(names)]
+
+
+@contextmanager
+def replaced(module: str, name: str, value: Any) -> Iterator[None]:
+    """A launch choice of a room exchanged for another."""
+    room = importlib.import_module(ROOMS + module)
+    old = getattr(room, name)
+    setattr(room, name, value)
+    try:
+        yield
+    finally:
+        setattr(room, name, old)
+
+
+def _rows(threads_per_row: int, programs: int) -> Callable[[int], RowConfig]:
+    """`threads_per_row` elements a thread, for the norms' backward."""
+
+    def config(cols: int) -> RowConfig:
+        block = next_power_of_2(cols)
+        warps = min(16, max(1, block // (32 * threads_per_row)))
+        return RowConfig(max(1, 512 // block), block, warps, max(1, programs // warps))
+
+    return config
+
+
+def choices() -> Iterator[tuple[str, str, str, str, Any]]:
+    """(operator, what, module, name, value)."""
+    for op in ("rms_norm", "layer_norm"):
+        for elements in (8, 16, 32):
+            for warps in (8, 16, 24, 32):
+                what = f"backward: {elements} elements a thread, {warps} warps an SM"
+                yield op, what, "norm_triton", "backward_config", _rows(elements, warps)
+        for tile, warps in ((4096, 4), (4096, 8), (8192, 8), (8192, 4), (16384, 16)):
+            tiles = lambda cols, t=tile, w=warps: TileConfig(max(1, t // cols), next_power_of_2(cols), w)  # noqa: E731
+            yield op, f"forward: tile {tile}, {warps} warps", "norm_triton", "forward_config", tiles
+    for programs in (3, 4, 5, 6, 7, 8):
+        both = {False: programs, True: programs}
+        yield "qk_norm", f"{programs} programs an SM", "qk_norm.kernel", "PROGRAMS_PER_SM", both
+    for rows, warps in ((8, 2), (8, 4), (32, 4), (32, 8)):
+        heads = lambda n, g, d, r=rows, w=warps: HeadConfig(r, min(r, 8), next_power_of_2(d), w)  # noqa: E731
+        yield "qk_norm", f"{rows} heads a tile, {warps} warps", "qk_norm.kernel", "head_config", heads
+    for programs in (4, 5, 6, 7, 8, 10, 14):
+        what = f"{programs} programs an SM"
+        yield "bias_dropout_add", what, "bias_dropout_add.kernel", "PROGRAMS_PER_SM", programs
+    for tile, columns in ((1024, 1024), (2048, 1024), (2048, 2048), (4096, 1024)):
+        shapes = lambda cols, t=tile, c=columns: TileConfig(t // c, c, 4)  # noqa: E731
+        yield "bias_dropout_add", f"tile {tile} / {columns}", "bias_dropout_add.kernel", "tile_config", shapes
+    for rows in (4, 8, 16):
+        yield "embedding", f"{rows} rows a step", "embedding.kernel", "RUN_ROWS", rows
+    for block in (512, 1024, 2048):
+        yield "embedding", f"{block} columns a program", "embedding.kernel", "RUN_BLOCK", block
+
+
+def main(out: str) -> None:
+    """Measure and write."""
+    device = torch.device("cuda")
+    cases = {case.op: case for case in reversed(cases_of(effort=QUICK))}
+    breakdown: dict[str, Any] = {}
+    for op, case in cases.items():
+        breakdown[op] = {"case": case.name, "kernels": kernel_times(case, device)}
+        print(op, case.name, *(f"{us:.1f} {name}" for name, us in breakdown[op]["kernels"]), sep="\n   ")
+        torch.cuda.empty_cache()
+    found = []
+    for op, what, module, name, value in choices():
+        try:
+            with replaced(module, name, value):
+                times = kernel_times(cases[op], device)
+        except Exception as error:  # a configuration may not fit the card: that is a result too
+            found.append({"op": op, "what": what, "error": f"{type(error).__name__}: {error}"[:200]})
+            continue
+        found.append({"op": op, "what": what, "total_us": sum(us for _, us in times), "kernels": times})
+        print(f"{op}: {what}: {found[-1]['total_us']:.1f} us", flush=True)
+    with open(out, "w", encoding="utf-8") as file:
+        json.dump(
+            {"device": torch.cuda.get_device_name(), "breakdown": breakdown, "choices": found}, file, indent=1
+        )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
