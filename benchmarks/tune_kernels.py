@@ -23,6 +23,7 @@ from redline.bench.kernels import CACHE_BYTES, QUICK, Call, cases_of
 from redline.kernels.bench_case import BenchCase
 from redline.kernels.common import RowConfig, TileConfig, next_power_of_2
 from redline.kernels.qk_norm.kernel import HeadConfig
+from redline.kernels.rotary.kernel import HeadConfig as TurnConfig
 
 ROUNDS = 8
 ROOMS = "redline.kernels."
@@ -89,6 +90,9 @@ def choices() -> Iterator[tuple[str, str, str, str, Any]]:
     for rows, warps in ((8, 2), (8, 4), (32, 4), (32, 8)):
         heads = lambda n, g, d, r=rows, w=warps: HeadConfig(r, min(r, 8), next_power_of_2(d), w)  # noqa: E731
         yield "qk_norm", f"{rows} heads a tile, {warps} warps", "qk_norm.kernel", "head_config", heads
+    for block, warps in ((8, 1), (8, 2), (16, 2), (64, 4), (64, 8)):
+        turns = lambda n, half, rest, b=block, w=warps: TurnConfig(b, next_power_of_2(half), rest, w)  # noqa: E731
+        yield "rotary", f"{block} heads, {warps} warps", "rotary.kernel", "head_config", turns
     for programs in (4, 5, 6, 7, 8, 10, 14):
         what = f"{programs} programs an SM"
         yield "bias_dropout_add", what, "bias_dropout_add.kernel", "PROGRAMS_PER_SM", programs

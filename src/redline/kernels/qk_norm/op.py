@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 
 from redline.errors import ShapeError
 from redline.kernels.common import Impl, apply, lazily, operator, use_triton, why_not
-from redline.kernels.qk_norm.reference import KINDS, Kind, QKNormParams, qk_norm_reference, split_qkv
+from redline.kernels.qk_norm.reference import KINDS, Kind, QKNormParams, qk_norm_reference
 
 MAX_HEAD_DIM = 2048
 
@@ -90,7 +90,9 @@ class QKNormFn(torch.autograd.Function):
         ctx.save_for_backward(qkv, *vectors)
         ctx.main_grads = (q_weight_main_grad, k_weight_main_grad, q_bias_main_grad, k_bias_main_grad)
         ctx.form = (layer, eps, zero_centered)
-        return *outputs, split_qkv(qkv, num_heads, num_groups, head_dim)[2]
+        S, B, width = qkv.shape
+        turned = (num_heads + num_groups) * head_dim
+        return *outputs, qkv.narrow(2, turned, width - turned).view(S, B, num_groups, head_dim)
 
     @staticmethod
     @once_differentiable
@@ -156,11 +158,11 @@ def qk_norm(
 def _check_params(params: QKNormParams, head_dim: int, kind: Kind) -> None:
     if kind not in KINDS:
         raise ShapeError(f"qk_norm: kind={kind!r} is not one of {KINDS}.")
-    weights, biases = (params.q_weight, params.k_weight), (params.q_bias, params.k_bias)
+    without = kind == "l2"
     if not (
-        all((w is None) == (kind == "l2") for w in weights)
-        and (kind == "layer" or biases == (None, None))
-        and (biases[0] is None) == (biases[1] is None)
+        (params.q_weight is None) == (params.k_weight is None) == without
+        and (params.q_bias is None) == (params.k_bias is None)
+        and (kind == "layer" or params.q_bias is None)
     ):
         raise ShapeError(
             f"qk_norm: these weights and biases are not those of kind {kind!r}.",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -33,7 +33,10 @@ class QKNormParams:
 
     def flat(self) -> tuple[Tensor | None, ...]:
         """The four vectors, then their four main grads."""
-        return tuple(getattr(self, field.name) for field in fields(self))
+        return (  # written out: it is on the way of every call, and going through `fields` takes 4 us
+            self.q_weight, self.k_weight, self.q_bias, self.k_bias,
+            self.q_weight_main_grad, self.k_weight_main_grad, self.q_bias_main_grad, self.k_bias_main_grad,
+        )  # fmt: skip
 
 
 def split_qkv(
