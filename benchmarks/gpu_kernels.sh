@@ -16,7 +16,7 @@ PYTHON="${PYTHON:-python3}"
 [ $# -eq 0 ] && set -- tests kernels
 
 tests() {
-  timeout 220 "$PYTHON" -m pytest tests/kernels tests/bench tests/model/test_fused.py -n 10 -o addopts="" \
+  timeout 180 "$PYTHON" -m pytest tests/kernels tests/bench tests/model/test_fused.py -n 10 -o addopts="" \
     --import-mode=importlib -q -rs --junitxml="$OUT/tests.xml" > "$OUT/tests.txt" 2>&1
   echo "tests: rc $?"; tail -15 "$OUT/tests.txt"
   "$PYTHON" - "$OUT" <<'PY'
@@ -33,7 +33,7 @@ PY
 }
 
 kernels() {
-  timeout 240 "$PYTHON" -m redline bench kernels --quick --out "$OUT/kernels.json"
+  timeout 290 "$PYTHON" -m redline bench kernels --quick --out "$OUT/kernels.json"
   echo "kernels: rc $?"
 }
 
