@@ -149,12 +149,9 @@ class AddLayerNormFn(torch.autograd.Function):
 
 
 def _check(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    vectors = (weight,) if bias is None else (weight, bias)
-    if not (
-        x.dim() > 0
-        and x.shape[-1] > 0
-        and all(v.shape == x.shape[-1:] and v.is_contiguous() for v in vectors)
-    ):
+    size = x.shape[-1:]
+    fits = weight.shape == size and weight.is_contiguous() and size.numel() > 0 and x.dim() > 0
+    if not (fits and (bias is None or (bias.shape == size and bias.is_contiguous()))):
         raise ShapeError(
             f"layer_norm: weight or bias does not fit x {tuple(x.shape)}.",
             "each is one contiguous vector as long as x's last dim.",
