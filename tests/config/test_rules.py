@@ -9,6 +9,7 @@ import pytest
 from redline.config import RULES, InvalidConfigError, batch_schedule, options, parse_args, split_shares
 
 GBS8 = "--global-batch-size 8"
+AWARE = "--use-precision-aware-optimizer"
 FULL = "--recompute-granularity full --recompute-method block --recompute-num-layers 1"
 SHARDED = "--use-distributed-optimizer"
 BASE = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --train-iters 100"
@@ -202,6 +203,10 @@ CASES: dict[str, list[tuple[str, str]]] = {
             f"{FULL} --distribute-saved-activations --tensor-model-parallel-size 2",
         )
         for more in ("--sequence-parallel", "--tensor-model-parallel-size 1")
+    ],
+    "bf16-gradients-beside-bf16": [
+        (f"{AWARE} --main-grads-dtype bf16 --{other}", f"{AWARE} --main-grads-dtype bf16 --bf16")
+        for other in ("fp16", "fp32", "fp64")
     ],
     "recompute-auto-or-stated": [("--recompute auto --recompute-activations", "--recompute auto")],
     "compiled-blocks-keep-their-modules": [

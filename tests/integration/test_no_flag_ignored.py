@@ -77,6 +77,7 @@ WSD = {"lr_decay_style": "WSD", "lr_wsd_decay_iters": 3}
 BROKEN = {"init_method_std": 1e30}
 RESUMED = {"load": "@run", "train_iters": 5}
 OTHER_SCHEDULE = {**RESUMED, "lr_decay_style": "cosine"}
+AWARE = {"bf16": True, "use_precision_aware_optimizer": True}
 FP16 = {"fp16": True, "loss_scale": None}
 
 MODEL = {
@@ -162,6 +163,10 @@ OPTIM = {
     **numbers("loss_scale", "initial_loss_scale", "hysteresis", **FP16),
     "min_loss_scale": see(observe.numbers, value=2.0**32, nonfinite_action="skip", **FP16),
     "loss_scale_window": see(observe.numbers, value=2, **{**FP16, "initial_loss_scale": 1024.0}),
+    "use_precision_aware_optimizer": see(observe.plan, bf16=True),
+    "main_grads_dtype": see(observe.numbers, **AWARE),
+    "exp_avg_dtype": see(observe.numbers, value="bf16", **AWARE),
+    "exp_avg_sq_dtype": see(observe.numbers, value="bf16", **AWARE),
     "override_opt_param_scheduler": see(observe.choices, **OTHER_SCHEDULE),
     "use_checkpoint_opt_param_scheduler": see(observe.numbers, **OTHER_SCHEDULE),
 }  # fmt: skip

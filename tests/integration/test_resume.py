@@ -25,6 +25,8 @@ VARIANTS = {
     "ramp-up": "--micro-batch-size 1 --rampup-batch-size 1 1 8 --hidden-dropout 0",
     "bf16": "--bf16",
     "bf16-grads": "--bf16 --grad-reduce-in-bf16",
+    "bf16-storage": "--bf16 --use-precision-aware-optimizer --main-grads-dtype bf16 --exp-avg-dtype bf16 "
+    "--exp-avg-sq-dtype bf16",
     "fp16": "--fp16 --initial-loss-scale 1024 --loss-scale-window 2",
     "fp64": "--fp64",
     "cyclic": "--dataloader-type cyclic",

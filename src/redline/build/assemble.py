@@ -39,7 +39,7 @@ from redline.optim import (
     make_loss_scale,
 )
 from redline.plan import Plan, choose_kernels
-from redline.precision import Recipe, make_recipe
+from redline.precision import DTYPES, Recipe, make_recipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ def assemble(
 
     Raises: ConfigError when an implementation asked for by name cannot run this model here.
     """
-    recipe = make_recipe(plan.precision, grad_in_bf16=config.precision.grad_reduce_in_bf16)
+    recipe = make_recipe(plan.precision, grad_in_bf16=plan.dtypes.grad == "bf16")
     attention, attention_choice = chosen_attention
     conditions = kernel_conditions(plan, device, attention_choice.ran, interpret=interpret)
     kernels = choose_kernels(config.kernels, plan.shape, conditions)
@@ -91,14 +91,17 @@ def assemble(
         recompute=plan.microbatch.recompute,
     )
     buffers = FlatBuffers(
-        model.named_parameters(), main_dtype=recipe.main, grad_dtype=recipe.grad, device=device
+        model.named_parameters(),
+        main_dtype=recipe.main,
+        grad_dtype=recipe.grad,
+        exp_avg_dtype=DTYPES[plan.dtypes.exp_avg],
+        exp_avg_sq_dtype=DTYPES[plan.dtypes.exp_avg_sq],
+        remainder=plan.dtypes.remainder,
+        device=device,
     )
-    main_params = buffers.views(
-        "main_param"
-    )  # drawn in full precision; the half copies are rounded from them
-    check_names(main_params, plan.shape)
-    init_tensors(main_params.items(), plan.shape, config.train.seed, tp.rank)
-    buffers.sync_params()
+    check_names(dict(model.named_parameters()), plan.shape)
+    # Drawn in full precision; the half copies are rounded from them.
+    init_tensors(buffers.write_main_params(), plan.shape, config.train.seed, tp.rank)
     bits = determinism(config.train.deterministic_mode, device.type, attention_choice.ran, kernels.fused)
     shared = SharedParameters(tp.group, shared_parameters(plan.shape, tp.rank, sequence=tp.sequence))
     impl: AdamImpl = "triton" if "adamw" in kernels.fused else "auto"

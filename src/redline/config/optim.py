@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from redline.config.flags import SET, Section, flag
-from redline.config.waits import NUMERICS, OFFLOAD, OPTIMIZERS, PRECISION_AWARE
+from redline.config.waits import HALF_MAIN, HALF_MOMENTS, NUMERICS, OFFLOAD, OPTIMIZERS, PRECISION_AWARE
 
 WSD = {"lr_decay_style": "WSD"}
 DECAYING = {"lr_decay_style": ("linear", "cosine", "inverse-square-root", "WSD")}
@@ -153,23 +153,33 @@ class OptimConfig(Section):
         help="On resume the checkpoint's schedule wins over the one given here.",
     )
     use_precision_aware_optimizer: bool = flag(
-        False, account="memory", waits_for=PRECISION_AWARE, help="Optimizer states in chosen dtypes."
+        False,
+        account="memory",
+        help="Main parameters as a bf16 parameter and 16 more bits, exactly fp32; moments in chosen dtypes.",
     )
     main_grads_dtype: Literal["fp32", "bf16"] = flag(
-        "fp32", account="memory", needs=AWARE, waits_for=PRECISION_AWARE, help="Dtype of main gradients."
+        "fp32", account="memory", needs=AWARE, help="Dtype of main gradients."
     )
     main_params_dtype: Literal["fp32", "fp16"] = flag(
         "fp32",
         account="memory",
         needs=AWARE,
-        waits_for=PRECISION_AWARE,
-        help="Dtype of main parameters; fp16 keeps the rest beside the bf16 parameter.",
+        refused={"fp16": HALF_MAIN},
+        help="Dtype of main parameters.",
     )
     exp_avg_dtype: Literal["fp32", "fp16", "bf16", "fp8"] = flag(
-        "fp32", account="memory", needs=AWARE, waits_for=PRECISION_AWARE, help="Dtype of the first moment."
+        "fp32",
+        account="memory",
+        needs=AWARE,
+        refused={"fp16": HALF_MOMENTS, "fp8": PRECISION_AWARE},
+        help="Dtype of the first moment.",
     )
     exp_avg_sq_dtype: Literal["fp32", "fp16", "bf16", "fp8"] = flag(
-        "fp32", account="memory", needs=AWARE, waits_for=PRECISION_AWARE, help="Dtype of the second moment."
+        "fp32",
+        account="memory",
+        needs=AWARE,
+        refused={"fp16": HALF_MOMENTS, "fp8": PRECISION_AWARE},
+        help="Dtype of the second moment.",
     )
     optimizer_cpu_offload: bool = flag(
         False, account="memory", waits_for=OFFLOAD, help="Keep optimizer states in host memory."

@@ -55,11 +55,7 @@ FP4 = Waits("fp4", "it waits for 4-bit floating point.", "train in bf16 (--bf16)
 QUANTIZED = Waits(
     "quantized-training", "it waits for quantized training (int8, int4, mxfp4).", "train in bf16 (--bf16)."
 )
-PRECISION_AWARE = Waits(
-    "optimizer-storage",
-    "it waits for optimizer states in other dtypes.",
-    "leave it out; states are kept in fp32.",
-)
+PRECISION_AWARE = Waits("optimizer-storage", "it waits for moments of 8 bits with scales.", "use bf16.")
 MTP = Waits("multi-token-prediction", "it waits for multi-token prediction.")
 MOE = Waits(
     "mixture-of-experts", "it waits for mixture-of-experts training.", "train a dense model: leave it out."
@@ -171,6 +167,18 @@ EXTERNAL_LOADER = Waits(
     never=True,
 )
 INFERENCE_ONLY = Waits("inference", "it serves inference only.", "use --transformer-impl local.", never=True)
+HALF_MAIN = Waits(
+    "half-precision-main-parameters",
+    "under --bf16 the exact fp32 main parameter takes the same 16 bits beside the parameter.",
+    "leave it out: --use-precision-aware-optimizer stores that.",
+    never=True,
+)
+HALF_MOMENTS = Waits(
+    "half-precision-moments",
+    "squares of gradients are below the range of fp16.",
+    "use bf16, which takes as many bytes.",
+    never=True,
+)
 HALF_LOSS = Waits(
     "half-precision-loss", "the loss is computed in fp32, or fp64 under --fp64.", "leave it out.", never=True
 )

@@ -213,6 +213,7 @@ def _optimizer_scratch(shape: ModelShape, dtypes: StateDtypes, run: MicrobatchSh
     if "adamw" in run.fused:
         return 0
     staged = [dtype for dtype in (dtypes.grad, dtypes.exp_avg, dtypes.exp_avg_sq) if dtype != dtypes.main]
+    staged += ["remainder"] * dtypes.remainder
     elements = min(OPTIMIZER_CHUNK, stored_elements(shape, ALIGNMENT))
     return len(staged) * elements * ITEM_BYTES[dtypes.main]
 

@@ -5,21 +5,28 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 ITEM_BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
+REMAINDER_BYTES = 2  # beside a bf16 parameter: together the exact fp32 main parameter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateDtypes:
-    """Storage dtypes by name. Where `main` is `param`, main parameters are the parameters themselves."""
+    """Storage dtypes by name. Where `main` is `param`, main parameters are the parameters themselves.
+
+    With `remainder`, a bf16 parameter and 16 more bits are the fp32 main parameter.
+    """
 
     param: str = "bf16"
     main: str = "fp32"
     grad: str = "fp32"
     exp_avg: str = "fp32"
     exp_avg_sq: str = "fp32"
+    remainder: bool = False
 
     def bytes_each(self) -> dict[str, int]:
         """Bytes a parameter by tensor class; 0 for main parameters that are no copy."""
         main = 0 if self.main == self.param else ITEM_BYTES[self.main]
+        if self.remainder:
+            main = REMAINDER_BYTES
         return {
             "weights": ITEM_BYTES[self.param],
             "main_params": main,

@@ -13,7 +13,7 @@ another device scalar says so: no pass over the gradients and no wait for the ho
 
 Neighbouring parameters with the same hyperparameters are one long segment, and all segments of a buffer
 with the same hyperparameters go into one call. The kernel wants one dtype for everything it touches:
-gradients or moments stored in another dtype pass through fixed scratch, a chunk at a time, with the
+what is stored in another dtype, or as two halves, passes through fixed scratch, a chunk at a time, with the
 arithmetic in the main dtype. Redline's own kernel (adam_triton.py) takes every dtype as it is stored.
 """
 
@@ -30,6 +30,7 @@ from torch.optim.adamw import adamw
 from redline.choice import Choice
 from redline.errors import ConfigError
 from redline.formulas.memory import OPTIMIZER_CHUNK
+from redline.kernels.adamw import join_main, split_main
 from redline.optim.adam_triton import TritonUpdate
 from redline.optim.flat import Buffer, FlatBuffers, Kind
 from redline.optim.groups import Group, segments
@@ -100,28 +101,34 @@ class Launch:
     exp_avg_sqs: list[Tensor]
     steps: Tensor  # [len(params)] fp32: the kernel wants a step count for every segment
     staged: list[tuple[Kind, Tensor, Tensor]]  # (kind, scratch, storage) of what is stored in another dtype
+    halves: list[tuple[Tensor, Tensor, Tensor]]  # (scratch, parameter, remainder) of split main parameters
 
     def load(self) -> None:
         """Fill the scratch from storage."""
         for _, scratch, storage in self.staged:
             scratch.copy_(storage)
+        for scratch, param, remainder in self.halves:
+            scratch.copy_(join_main(param, remainder))
 
     def store(self) -> None:
-        """Round the moments back; where the update was skipped this is the identity."""
+        """Round or split the results back; where the update was skipped this is the identity."""
         for kind, scratch, storage in self.staged:
             if kind != "main_grad":
                 storage.copy_(scratch)
+        for scratch, *stored in self.halves:
+            for half, value in zip(stored, split_main(scratch), strict=True):
+                half.copy_(value)
 
 
-def _launches(buffer: Buffer) -> Iterator[Launch]:
+def _launches(buffer: Buffer, main_dtype: torch.dtype) -> Iterator[Launch]:
     """The calls that update one buffer: one a group, or as many as it takes to stage through the scratch."""
     if not buffer.trainable:
         return
-    main_param = buffer.tensors["main_param"]
+    param = buffer.tensors["param"]
     scratch = {
-        kind: main_param.new_empty(min(OPTIMIZER_CHUNK, main_param.numel()))
-        for kind in STAGED
-        if buffer.tensors[kind].dtype != main_param.dtype
+        kind: param.new_empty(min(OPTIMIZER_CHUNK, param.numel()), dtype=main_dtype)
+        for kind in ("main_param", *STAGED)
+        if buffer.tensors[kind].dtype != main_dtype
     }
     for group, ranges in segments(buffer.slots).items():
         for batch in _batches(ranges, OPTIMIZER_CHUNK) if scratch else [ranges]:
@@ -148,18 +155,23 @@ def _make_launch(
 ) -> Launch:
     sizes = [end - start for start, end in ranges]
     staged: list[tuple[Kind, Tensor, Tensor]] = []
+    halves: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def operands(kind: Kind) -> list[Tensor]:
         stored = [buffer.tensors[kind][start:end] for start, end in ranges]
         if kind not in scratch:
             return stored
         wide = list(scratch[kind][: sum(sizes)].split(sizes))
-        staged.extend((kind, *pair) for pair in zip(wide, stored, strict=True))
+        if kind == "main_param":
+            params = [buffer.tensors["param"][start:end] for start, end in ranges]
+            halves.extend(zip(wide, params, stored, strict=True))
+        else:
+            staged.extend((kind, *pair) for pair in zip(wide, stored, strict=True))
         return wide
 
     params, grads, exp_avgs, exp_avg_sqs = (operands(kind) for kind in ("main_param", *STAGED))
     steps = torch.zeros(len(ranges), device=params[0].device)
-    return Launch(group, params, grads, exp_avgs, exp_avg_sqs, steps, staged)
+    return Launch(group, params, grads, exp_avgs, exp_avg_sqs, steps, staged, halves)
 
 
 class AdamW:
@@ -180,7 +192,9 @@ class AdamW:
         if ran == "triton":
             self._triton = TritonUpdate(buffers.buffers, options.beta1, options.beta2, options.eps)
         else:
-            self._launches = [launch for buffer in buffers.buffers for launch in _launches(buffer)]
+            self._launches = [
+                launch for buffer in buffers.buffers for launch in _launches(buffer, buffers.main_dtype)
+            ]
 
     def step(
         self,

@@ -10,7 +10,7 @@ any thread count.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from torch import Tensor
 ROW = 1 << 12  # below the length at which PyTorch's CPU reductions split one row over threads
 
 
-def l2_norm(flats: Sequence[Tensor], device: torch.device) -> Tensor:
+def l2_norm(flats: Iterable[Tensor], device: torch.device) -> Tensor:
     """The Euclidean norm of all elements together, a float64 scalar on `device`; NaN and Inf come through.
 
     Each flat tensor is read once. Sums are in fp32, in float64 for float64 input.
@@ -41,7 +41,7 @@ def count_nonzero(flats: Sequence[Tensor], device: torch.device) -> Tensor:
     ).sum()  # torch.count_nonzero makes copies of 8 bytes an element on a GPU
 
 
-def _row_norms(flats: Sequence[Tensor], device: torch.device, order: int) -> Tensor:
+def _row_norms(flats: Iterable[Tensor], device: torch.device, order: int) -> Tensor:
     """[rows] float64: the norm of each row and of each shorter rest; order 0 counts what is not zero."""
     norms = [torch.zeros(1, dtype=torch.float64, device=device)]
     for flat in flats:

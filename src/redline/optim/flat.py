@@ -10,7 +10,8 @@ Layout
     order     reverse registration, about the order in which backward finishes
     start     each parameter starts at a multiple of 64 elements; the padding in between is zero and stays
               zero
-    main      where the main dtype is the parameter's, `main_param` and `param` are one storage
+    main      where the main dtype is the parameter's, `main_param` and `param` are one storage; with
+              `remainder`, a bf16 parameter and the int16 kept as `main_param` are together the fp32 value
 
 Gradients reach `param.main_grad` in two ways. A GEMM site adds its weight gradient there itself and hands
 autograd None. Every other parameter gets an ordinary gradient, which a hook adds to `main_grad` and drops.
@@ -29,8 +30,11 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from redline.kernels.adamw import join_main, split_main
+
 Kind = Literal["param", "main_param", "main_grad", "exp_avg", "exp_avg_sq"]
 
+CHUNK = 1 << 24  # elements of a main parameter joined at a time: whole rows of the norm's sum
 ALIGNMENT = 64  # elements: whole vector loads, no scalar tails, and shards that can be cut at any slot
 
 
@@ -80,6 +84,7 @@ class FlatBuffers:
         main_dtype: of the main parameters that the optimizer updates.
         grad_dtype: of `main_grad`.
         exp_avg_dtype, exp_avg_sq_dtype: of the moments; None means `main_dtype`.
+        remainder: keep of the main parameters of bf16 ones the 16 bits that these lack (2 bytes, not 4).
         device: of all buffers; the parameters move there.
 
     Afterwards `param.data` and `param.main_grad` are views of the buffers. Main parameters start as the
@@ -95,14 +100,16 @@ class FlatBuffers:
         grad_dtype: torch.dtype,
         exp_avg_dtype: torch.dtype | None = None,
         exp_avg_sq_dtype: torch.dtype | None = None,
+        remainder: bool = False,
         device: torch.device | str,
     ) -> None:
+        self.main_dtype, self._remainder = main_dtype, remainder
         self._dtypes: dict[Kind, torch.dtype] = {
             "main_grad": grad_dtype,
             "exp_avg": exp_avg_dtype or main_dtype,
             "exp_avg_sq": exp_avg_sq_dtype or main_dtype,
         }
-        self._main_dtype, self.device = main_dtype, torch.device(device)
+        self.device = torch.device(device)
 
         named: dict[str, nn.Parameter] = {}
         seen: set[int] = set()
@@ -130,15 +137,16 @@ class FlatBuffers:
         flat = zeros(dtype)
         tensors: dict[Kind, Tensor] = {"param": flat, "main_param": flat}
         if trainable:
-            if dtype != self._main_dtype:
-                tensors["main_param"] = zeros(self._main_dtype)
+            if dtype != self.main_dtype:
+                halves = self._remainder and dtype == torch.bfloat16
+                tensors["main_param"] = zeros(torch.int16 if halves else self.main_dtype)
             tensors |= {kind: zeros(kind_dtype) for kind, kind_dtype in self._dtypes.items()}
         for slot, param in zip(slots, group.values(), strict=True):
             _move(param, slot.view(flat))
             if trainable:
                 param.main_grad = slot.view(tensors["main_grad"])  # type: ignore[attr-defined]
                 param.register_post_accumulate_grad_hook(accumulate_main_grad)
-        _cast(flat, tensors["main_param"])
+        _widen(flat, tensors["main_param"])
         return Buffer(tuple(slots), tensors)
 
     def flat(self, kind: Kind) -> list[Tensor]:
@@ -149,13 +157,39 @@ class FlatBuffers:
         """Parameter-shaped views by name, in registration order: what a checkpoint reads and fills.
 
         A frozen parameter appears under "param" and "main_param" only. "main_param" thus names every weight
-        once.
+        once. Where a main parameter is stored as a remainder it is given as a new tensor in host memory, with
+        the exact value; `write_main_params` takes such values back.
         """
+        if kind == "main_param":
+            return {name: self._main_view(name, device="cpu") for name in self._places}
         return {
             name: slot.view(buffer.tensors[kind])
             for name, (buffer, slot) in self._places.items()
             if kind in buffer.tensors
         }
+
+    def write_main_params(self) -> Iterator[tuple[str, Tensor]]:
+        """Each main parameter to be filled, one after the other; what it was filled with is then stored.
+
+        The parameters follow.
+        """
+        for name, (buffer, slot) in self._places.items():
+            main = self._main_view(name, device=self.device)
+            yield name, main
+            if is_remainder(buffer):
+                param, remainder = split_main(main)
+                slot.view(buffer.tensors["param"]).copy_(param)
+                slot.view(buffer.tensors["main_param"]).copy_(remainder)
+            else:
+                _round(slot.view(buffer.tensors["main_param"]), slot.view(buffer.tensors["param"]))
+
+    def _main_view(self, name: str, device: torch.device | str) -> Tensor:
+        """One main parameter: a view, or the joined halves on `device`."""
+        buffer, slot = self._places[name]
+        main = slot.view(buffer.tensors["main_param"])
+        if not is_remainder(buffer):
+            return main
+        return join_main(slot.view(buffer.tensors["param"]).to(device), main.to(device))
 
     def zero_grad(self) -> None:
         """Set every main gradient to zero: one memset a buffer."""
@@ -163,14 +197,14 @@ class FlatBuffers:
             main_grad.zero_()
 
     def sync_params(self) -> None:
-        """Round the main parameters into the parameters; nothing to do where they are one storage."""
+        """Round the main parameters into the parameters; nothing to do where these are part of them."""
         for main_param, param in self._pairs():
-            _cast(main_param, param)
+            _round(main_param, param)
 
     def sync_main_params(self) -> None:
         """Widen the parameters into the main parameters, after something wrote the parameters themselves."""
         for main_param, param in self._pairs():
-            _cast(param, main_param)
+            _widen(param, main_param)
 
     def _pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
         return zip(self.flat("main_param"), self.flat("param"), strict=True)
@@ -186,9 +220,34 @@ def accumulate_main_grad(param: Tensor) -> None:
         param.grad = None
 
 
-def _cast(source: Tensor, target: Tensor) -> None:
-    if source is not target:
-        target.copy_(source)
+def main_parts(buffer: Buffer, start: int, end: int) -> Iterator[Tensor]:
+    """The main parameters of a range of elements, in the main dtype; halves are joined in small parts."""
+    param, main = buffer.tensors["param"], buffer.tensors["main_param"]
+    if not is_remainder(buffer):
+        yield main[start:end]
+        return
+    for first in range(start, end, CHUNK):
+        part = slice(first, min(first + CHUNK, end))
+        yield join_main(param[part], main[part])
+
+
+def is_remainder(buffer: Buffer) -> bool:
+    """Whether its main parameters are the parameters and 16 more bits."""
+    return buffer.tensors["main_param"].dtype == torch.int16
+
+
+def _round(main_param: Tensor, param: Tensor) -> None:
+    """Parameters from main parameters."""
+    if main_param.data_ptr() != param.data_ptr() and main_param.dtype != torch.int16:
+        param.copy_(main_param)
+
+
+def _widen(param: Tensor, main_param: Tensor) -> None:
+    """Main parameters from parameters."""
+    if main_param.dtype == torch.int16:
+        main_param.zero_()
+    elif main_param is not param:
+        main_param.copy_(param)
 
 
 def _move(param: nn.Parameter, view: Tensor) -> None:

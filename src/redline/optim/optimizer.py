@@ -170,7 +170,7 @@ class Optimizer:
 
     def params_norm(self) -> float:
         """Euclidean norm of all main parameters, frozen ones included. Waits for the device."""
-        params = self._shared.counted(self.buffers, "main_param")
+        params = self._shared.counted_main_params(self.buffers)
         return self._shared.norm(l2_norm(params, self.buffers.device)).item()
 
     def _nonfinite_parameters(self) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from redline.choice import Choice
-from redline.config import PrecisionConfig
+from redline.config import OptimConfig, PrecisionConfig
 from redline.formulas.state import StateDtypes
 from redline.hardware import Hardware
 
@@ -24,8 +24,17 @@ def choose_precision(precision: PrecisionConfig, hardware: Hardware) -> Choice:
     return Choice("precision", "auto", "bf16", "a GPU's bf16 units need no loss scaling")
 
 
-def state_dtypes(name: str, precision: PrecisionConfig) -> StateDtypes:
+def state_dtypes(name: str, precision: PrecisionConfig, optim: OptimConfig) -> StateDtypes:
     """Storage of parameters, gradients and optimizer state under recipe `name`."""
     main = "fp64" if name == "fp64" else "fp32"
-    grad = "bf16" if precision.grad_reduce_in_bf16 else main
-    return StateDtypes(param=name, main=main, grad=grad, exp_avg=main, exp_avg_sq=main)
+    grad = "bf16" if precision.grad_reduce_in_bf16 or optim.main_grads_dtype == "bf16" else main
+    moments = (optim.exp_avg_dtype, optim.exp_avg_sq_dtype)
+    exp_avg, exp_avg_sq = (main if dtype == "fp32" else dtype for dtype in moments)
+    return StateDtypes(
+        param=name,
+        main=main,
+        grad=grad,
+        exp_avg=exp_avg,
+        exp_avg_sq=exp_avg_sq,
+        remainder=optim.use_precision_aware_optimizer and name == "bf16",
+    )

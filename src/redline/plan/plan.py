@@ -135,7 +135,7 @@ def make_plan(config: RunConfig, hardware: Hardware, vocab_size: int, world_size
     shape = shape_of(config.model, seq_length, vocab_size, grid.tp, moe=config.moe, mtp=config.mtp)
     _check_split(shape, grid.tp)
     precision = choose_precision(config.precision, hardware)
-    dtypes = state_dtypes(precision.ran, config.precision)
+    dtypes = state_dtypes(precision.ran, config.precision, config.optim)
     batch = plan_batch(config.train, grid.dp)
     expected = Conditions(device=hardware.kind, precision=precision.ran, attention="unfused")
     microbatch = MicrobatchShape(

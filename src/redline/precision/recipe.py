@@ -46,9 +46,9 @@ def make_recipe(name: str, grad_in_bf16: bool = False) -> Recipe:
         raise ConfigError(f"precision {name!r} is unknown.", mend=f"use one of {', '.join(DTYPES)}.")
     if grad_in_bf16 and name != "bf16":
         raise ConfigError(
-            f"--grad-reduce-in-bf16 cannot be used with --{name}.",
-            why="it keeps gradients in the dtype of bf16 parameters.",
-            mend="add --bf16, or drop --grad-reduce-in-bf16.",
+            f"bf16 main gradients cannot be used with --{name}.",
+            why="--grad-reduce-in-bf16 and --main-grads-dtype keep them in the dtype of bf16 parameters.",
+            mend="add --bf16, or drop the option.",
         )
     dtype = DTYPES[name]
     if name in ("fp64", "fp32"):

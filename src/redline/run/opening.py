@@ -136,7 +136,13 @@ def open_run(parsed: Parsed, environment: Environment, say: Say) -> OpenRun:
     state = TrainState(assembly.model, assembly.optimizer)
     schedules = plan.schedule
     if start is not None:
-        restore(state, start, load_optim=config.checkpoint.load_optim, group=groups.control.handle)
+        restore(
+            state,
+            start,
+            load_optim=config.checkpoint.load_optim,
+            narrower_moments=config.optim.use_precision_aware_optimizer,
+            group=groups.control.handle,
+        )
         schedules, lines = resumed_schedules(config, plan.schedule, start)
         _say_start(config, start, state, lines, say)
     compiled, compile_choices = _compiled(config, state, device, environment, say)

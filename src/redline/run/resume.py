@@ -104,11 +104,17 @@ def with_checkpoint_shape(config: RunConfig, explicit: frozenset[str], start: St
 
 
 def restore(
-    state: TrainState, start: Start, *, load_optim: bool = True, group: dist.ProcessGroup | None = None
+    state: TrainState,
+    start: Start,
+    *,
+    load_optim: bool = True,
+    narrower_moments: bool = False,
+    group: dist.ProcessGroup | None = None,
 ) -> None:
     """Fill `state` from the checkpoint: everything, or the weights alone.
 
     Args:
+        narrower_moments: the run may keep its moments in a narrower dtype than the checkpoint has.
         group: the ranks that load together, on the CPU; None for a single process.
 
     Raises: CheckpointError when it is another model's; nothing has been loaded then.
@@ -116,8 +122,9 @@ def restore(
     _require_same_model(start, state.shape)
     moments = load_optim and not start.weights_only
     leave = () if moments else MOMENTS
-    load_checkpoint(start.folder, state.tensors(moments=moments), leave=leave, group=group)
-    state.optimizer.buffers.sync_params()
+    tensors = state.tensors(moments=moments)
+    load_checkpoint(start.folder, tensors, leave=leave, allow_rounding=narrower_moments, group=group)
+    state.take_params(tensors)
     if not start.weights_only:
         kept = state.optimizer.state_values()
         state.load_values(start.values["state"])

@@ -50,6 +50,8 @@ class TrainState:
         """Views of every saved tensor by logical name, in the plain layout; filling them restores the state.
 
         On several tensor-parallel ranks a split tensor is `Chunked`: whole in name, with this rank's piece.
+        A main parameter that is stored in two halves is a joined copy instead, in host memory; `take_params`
+        stores what it was filled with.
 
         Args:
             moments: include the optimizer's moments.
@@ -71,6 +73,15 @@ class TrainState:
             split = part.held.size != whole.size
             yield whole.name, Chunked.make(whole.size, {part.held.offset: piece}) if split else piece
 
+    def take_params(self, tensors: Mapping[str, Tensor]) -> None:
+        """Go on from parameters that `tensors()` was filled with: round them, or split them into halves."""
+        for name, main in self.optimizer.buffers.write_main_params():
+            for logical, place in self._saved(name, main):
+                loaded = tensors[f"param/{logical}"]
+                for piece, found in zip(_pieces(place), _pieces(loaded), strict=True):
+                    if piece.data_ptr() != found.data_ptr():
+                        piece.copy_(found)
+
     def values(self) -> dict[str, Any]:
         """Every counter, as JSON values."""
         return {name: getattr(self, name) for name in COUNTERS} | {"optimizer": self.optimizer.state_values()}
@@ -90,3 +101,7 @@ class TrainState:
         for name in COUNTERS:
             setattr(self, name, int(values[name]))
         self.optimizer.load_state_values(values["optimizer"])
+
+
+def _pieces(tensor: Tensor) -> list[Tensor]:
+    return list(tensor.pieces.values()) if isinstance(tensor, Chunked) else [tensor]

@@ -238,6 +238,22 @@ def gradient_dtype(config: RunConfig) -> Broken:
 
 
 @rule(
+    "bf16-gradients-beside-bf16",
+    "main_grads_dtype",
+    "fp16",
+    "fp32",
+    "fp64",
+    why="bf16 main gradients have the dtype of bf16 parameters.",
+)
+def bf16_gradients_beside_bf16(config: RunConfig) -> Broken:
+    p = config.precision
+    other = next((name for name in ("fp16", "fp32", "fp64") if getattr(p, name)), None)
+    if config.optim.main_grads_dtype != "bf16" or other is None:
+        return None
+    return f"--main-grads-dtype bf16 does not go with --{other}.", "use --bf16, or leave it out."
+
+
+@rule(
     "source-of-weights",
     "finetune",
     "load",
