@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -99,3 +103,11 @@ def test_alignment_that_changes_between_calls(device):
         x = flat[start : start + 8 * 64].view(8, 64)
         got = rms_norm(x, weight, impl="triton")
         torch.testing.assert_close(got, rms_norm_reference(x, weight, 1e-5), rtol=1e-5, atol=1e-5)
+
+
+def test_the_installed_triton_gets_the_same_launch_twice():
+    """Triton's internals are no promise: its own dispatch and the short way must hand the driver the same."""
+    script = Path(__file__).with_name("launch_on_triton.py")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
