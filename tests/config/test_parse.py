@@ -130,10 +130,11 @@ def test_two_config_files(tmp_path: Path) -> None:
 
 def test_everything_wrong_is_said_at_once() -> None:
     found = problems(
-        f"{TINY} --num-attention-heads 5 --hiden-size 8 --fp8 --lr x --bf16 --fp16 word --train-samples 3"
+        f"{TINY} --num-attention-heads 5 --hiden-size 8 --fp4-format e2m1 --lr x --bf16 --fp16 word "
+        "--train-samples 3"
     )
     assert found.keys() == {
-        *("unknown-flag", "bad-value", "stray-word", "not-available-yet/fp8", "one-of/precision"),
+        *("unknown-flag", "bad-value", "stray-word", "not-available-yet/fp4", "one-of/precision"),
         *("one-of/length",),
     }  # heads and hidden size: --hidden-size may be what --hiden-size meant
 

@@ -84,8 +84,8 @@ def test_what_happens_anyway_is_accepted_and_said() -> None:
 def test_never_and_not_yet_are_told_apart() -> None:
     with pytest.raises(InvalidConfigError, match=r"--use-megatron-fsdp is not part of Redline\."):
         parse_args(["--use-custom-fsdp"])
-    with pytest.raises(InvalidConfigError, match=r"--fp8-format hybrid is not available yet\."):
-        parse_args(["--fp8-hybrid"])
+    with pytest.raises(InvalidConfigError, match=r"--fp4-format e2m1 is not available yet\."):
+        parse_args(["--fp4-format", "e2m1"])
     with pytest.raises(InvalidConfigError, match="not-in-redline/optimizers"):
         parse_args(["--optimizer", "sgd"])
 

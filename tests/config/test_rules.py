@@ -226,13 +226,8 @@ CASES: dict[str, list[tuple[str, str]]] = {
     ],
     "fp8-or-fp4": [("--fp8 --fp4-format e2m1", "--fp8")],
     "fp8-over-half": [("--fp8 --fp32", "--fp8 --bf16")],
-    "fp8-delayed-limits": [
-        ("--fp8 --first-last-layers-bf16", "--fp8 --first-last-layers-bf16 --fp8-recipe tensorwise"),
-        (
-            "--fp8 --recompute-activations --recompute-modules layernorm",
-            "--fp8 --recompute-activations --recompute-modules layernorm --fp8-recipe blockwise",
-        ),
-    ],
+    "fp8-tensor-parallel": [("--fp8 --tensor-model-parallel-size 2", "--fp8")],
+    "fp8-compile": [("--fp8 --use-torch-compile", "--fp8")],
     "fp8-gather-needs": [("--fp8 --fp8-param-gather", f"--fp8 --fp8-param-gather {SHARDED}")],
     "mtp-positions": [
         ("--mtp-num-layers 1", f"--mtp-num-layers 1 {ROPE}"),

@@ -84,7 +84,11 @@ def test_one_value_is_a_list_of_one(tmp_path: Path) -> None:
         ("swiglu = true\nactivation_func = 'geglu'", "one-spelling", "keep one of them"),
         ("seed = 2020-01-01", "bad-value", "must be a whole number"),
         ("seed = ", "config-file", "is not a TOML file"),
-        ("fp8_format = 'hybrid'", "not-available-yet/fp8", "--fp8-format hybrid is not available yet."),
+        (
+            "fp8_recipe = 'mxfp8'\nfp8_format = 'e4m3'",
+            "not-available-yet/fp8-blocks",
+            "--fp8-recipe mxfp8 is",
+        ),
         ("[model.deep]\nx = 1", "unknown-key", "there is no key model.deep."),
     ],
 )

@@ -255,6 +255,19 @@ OTHERS = {
     "device": see(observe.choices, device="auto"),
     "threads": see(observe.process, threads=None, train_iters=1, eval_iters=0),
 }
+FP8_MODEL = {"fp8_format": "hybrid", "train_iters": 4}
+FP8 = {
+    "fp8_format": see(observe.numbers, **{**FP8_MODEL, "fp8_format": None, "bf16": True}),
+    "fp8_recipe": see(observe.numbers, value="tensorwise", **FP8_MODEL),
+    **numbers("fp8_margin", "fp8_interval", "fp8_wgrad", "fp8_keep_bf16", **FP8_MODEL),
+    "fp8_amax_history_len": see(observe.numbers, value=1, **FP8_MODEL),
+    "fp8_amax_compute_algo": see(observe.numbers, **FP8_MODEL),
+    **numbers("first_last_layers_bf16", **{**FP8_MODEL, "num_layers": 3}),
+    **numbers(
+        "num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16",
+        **{**FP8_MODEL, "num_layers": 4, "first_last_layers_bf16": True},
+    ),
+}  # fmt: skip
 PROBES = {
     **MODEL,
     **DATA,
@@ -266,6 +279,7 @@ PROBES = {
     **RANKS,
     **RECOMPUTE,
     **FUSIONS,
+    **FP8,
     **OTHERS,
 }
 # All but the default are refused, each value by its own rule.

@@ -36,6 +36,8 @@ VARIANTS = {
     "--start-weight-decay 0 --end-weight-decay 0.2 --decoupled-lr 3e-3",
     "sync-save": "--no-async-save",
     "deterministic": "--deterministic-mode",
+    "fp8": "--fp8 --hidden-size 32 --hidden-dropout 0.1 --fp8-amax-history-len 2",
+    "fp8-tensorwise": "--fp8 --fp8-recipe tensorwise --hidden-size 32 --micro-batch-size 1",
 }
 
 

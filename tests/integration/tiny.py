@@ -70,4 +70,4 @@ def valid_batches(run: OpenRun) -> list[Microbatch]:
 
 def valid_loss(run: OpenRun) -> Evaluation:
     """An evaluation, as the run makes it."""
-    return evaluate(run.state.model, valid_batches(run), run.device)
+    return evaluate(run.state.model, valid_batches(run), run.device, fp8=run.state.fp8)

@@ -18,15 +18,18 @@ def mend() -> None:
     """Mend faults of Triton 3.6's interpreter, once a process; on a GPU nothing is touched."""
     if DEVICE == "cuda":
         return
-    from triton.language import bfloat16, float32
+    from triton.language import bfloat16, float8e4nv, float8e5, float32
     from triton.runtime import interpreter
 
     if getattr(interpreter, "_mended", False):
         return
+    FP8 = {float8e4nv: torch.float8_e4m3fn, float8e5: torch.float8_e5m2}
     convert, patch_tensor = interpreter._convert_float, interpreter._patch_lang_tensor
 
     def round_to_nearest_even(data, source, target, rounding_mode):
-        """The interpreter truncates fp32 -> bf16 (and loses a carry when told to round); GPUs round."""
+        """The interpreter truncates to bf16 and fp8 (and loses a carry when told to round); GPUs round."""
+        if source == float32 and target in FP8:
+            return torch.from_numpy(np.array(data)).to(FP8[target]).view(torch.uint8).numpy()
         if (source, target) != (float32, bfloat16):
             return convert(data, source, target, rounding_mode)
         data = np.ascontiguousarray(data)

@@ -64,6 +64,8 @@ ROW = {"ZERO_CENTERED": True, "BLOCK_ROWS": 1, "BLOCK_COLS": 4096}
 HEADS = {"INTERLEAVED": False, "HALF": 64, "REST": 0, "BLOCK_HEADS": 8, "BLOCK_HALF": 64, "BLOCK_REST": 0}
 QK = {"LAYER": True, "ZERO_CENTERED": False, "HEADS": 8, "BLOCK_ROWS": 16, "BLOCK_DIM": 128}
 QK_B = dict.fromkeys(("dq", "dk", "dv", "qkv", "dqkv", "q_weight", "k_weight"), "bf16") | {"partial": "fp32"}
+FP8_STATE = {"scale": "fp32", "amax": "fp32"}
+FP8_ROW = {"BLOCK_ROWS": 1, "BLOCK_COLS": 4096}
 
 KERNELS = (
     Kernel("norm_triton:_norm_fwd_kernel", NORM_F, ROW | {"BLOCK_ROWS": 2}, 8),
@@ -144,6 +146,43 @@ KERNELS = (
         wide=False,
     ),
     Kernel("qk_norm.kernel:_qk_norm_bwd_kernel", QK_B, QK | {"HAS_BIAS": True}, wide=False),
+    Kernel(
+        "fp8.kernel:_cast_kernel",
+        {"x": "bf16", "scale": "fp32", "amax": "fp32", "q": "fp8e4nv", "qt": "fp8e4nv"},
+        {"MAX": 448.0, "ROWS": True, "COLUMNS": True, "BLOCK_ROWS": 128, "BLOCK_COLS": 64},
+        8,
+    ),
+    Kernel(
+        "fp8.kernel:_transpose_kernel",
+        {"q": "u8", "qt": "u8"},
+        {"BLOCK_ROWS": 128, "BLOCK_COLS": 128},
+        8,
+    ),
+    Kernel(
+        "fp8.kernel:_norm_cast_kernel",
+        {"x": "bf16", "weight": "bf16", "q": "fp8e4nv", "rstd": "fp32"} | FP8_STATE,
+        {"LAYER": False, "HAS_BIAS": False, "ZERO_CENTERED": False, "MAX": 448.0} | FP8_ROW,
+        8,
+    ),
+    Kernel(
+        "fp8.kernel:_activation_cast_kernel",
+        {"x": "bf16", "q": "fp8e4nv"} | FP8_STATE,
+        {"KIND": "silu", "GATED": True, "HAS_BIAS": False, "MAX": 448.0, "BLOCK_ROWS": 4, "BLOCK_COLS": 1024},
+        8,
+    ),
+    Kernel(
+        "fp8.kernel:_activation_cast_bwd_kernel",
+        {"dy": "bf16", "x": "bf16", "q": "fp8e5", "qt": "fp8e5"} | FP8_STATE,
+        {
+            "KIND": "silu",
+            "GATED": True,
+            "HAS_BIAS": False,
+            "MAX": 57344.0,
+            "BLOCK_ROWS": 64,
+            "BLOCK_COLS": 64,
+        },
+        8,
+    ),
     Kernel(
         "triton_common:_column_sums_kernel",
         {"a": "fp32", "a_out": "fp32", "b": "fp32", "b_out": "bf16"},

@@ -21,7 +21,9 @@ from redline.build.tensor_parallel import tensor_parallel
 from redline.choice import Choice
 from redline.comm import Groups, single_process
 from redline.config import RunConfig
+from redline.formulas.operators import Operator
 from redline.model import (
+    Fp8Gemms,
     Transformer,
     check_names,
     fused_ops,
@@ -39,7 +41,7 @@ from redline.optim import (
     make_loss_scale,
 )
 from redline.plan import Plan, choose_kernels
-from redline.precision import DTYPES, Recipe, make_recipe
+from redline.precision import DTYPES, Fp8Spec, Fp8State, Recipe, make_recipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,7 @@ class Assembly:
     plan: Plan
     model: Transformer
     optimizer: Optimizer
+    fp8: Fp8Gemms | None
     recipe: Recipe
     choices: tuple[Choice, ...]
 
@@ -102,13 +105,14 @@ def assemble(
     check_names(dict(model.named_parameters()), plan.shape)
     # Drawn in full precision; the half copies are rounded from them.
     init_tensors(buffers.write_main_params(), plan.shape, config.train.seed, tp.rank)
+    fp8 = make_fp8(config, plan, model, kernels.fused, groups or single_process(), device)
     bits = determinism(config.train.deterministic_mode, device.type, attention_choice.ran, kernels.fused)
     shared = SharedParameters(tp.group, shared_parameters(plan.shape, tp.rank, sequence=tp.sequence))
     impl: AdamImpl = "triton" if "adamw" in kernels.fused else "auto"
     optimizer = make_optimizer(config, buffers, recipe, impl, shared)
     adam = replace(optimizer.adam.choice, asked="auto")
     choices = (*kernels.choices, adam, attention_choice, *tp_choices, bits)
-    return Assembly(plan, model, optimizer, recipe, choices)
+    return Assembly(plan, model, optimizer, fp8, recipe, choices)
 
 
 def choose_attention(
@@ -138,6 +142,33 @@ def choose_attention(
         flash_version=config.attention.flash_attention_version,
     )
     return select_backend(config.attention.attention_backend, request, calibration)
+
+
+def make_fp8(
+    config: RunConfig,
+    plan: Plan,
+    model: Transformer,
+    fused: frozenset[Operator],
+    groups: Groups,
+    device: torch.device,
+) -> Fp8Gemms | None:
+    """Puts the sites that the plan names into fp8."""
+    if plan.fp8 is None:
+        return None
+    options = config.precision
+    assert options.fp8_format is not None and options.fp8_recipe in ("delayed", "tensorwise")
+    spec = Fp8Spec(
+        format=options.fp8_format,
+        recipe=options.fp8_recipe,
+        margin=options.fp8_margin,
+        interval=options.fp8_interval,
+        history_len=options.fp8_amax_history_len,
+        algo=options.fp8_amax_compute_algo,
+        wgrad=options.fp8_wgrad,
+    )
+    state = Fp8State(plan.fp8.sites, spec, device, groups.world, kernels=bool(fused) or device.type == "cuda")
+    fuse_wgrad = config.kernels.gradient_accumulation_fusion
+    return Fp8Gemms(model, state, fused=fused, fuse_wgrad=fuse_wgrad)
 
 
 def make_optimizer(

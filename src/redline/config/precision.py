@@ -4,7 +4,16 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from redline.config.flags import SET, Section, flag
-from redline.config.waits import CUSTOM_CODE, FP4, FP8, FP8_ATTENTION, KITCHEN_PACKAGE, NUMERICS, QUANTIZED
+from redline.config.waits import (
+    CUSTOM_CODE,
+    FP4,
+    FP8,
+    FP8_ATTENTION,
+    FP8_BLOCKS,
+    KITCHEN_PACKAGE,
+    NUMERICS,
+    QUANTIZED,
+)
 
 ON_FP8 = {"fp8_format": SET}
 DELAYED = {"fp8_format": SET, "fp8_recipe": "delayed"}
@@ -47,32 +56,39 @@ class PrecisionConfig(Section):
 
     fp8_format: Literal["e4m3", "hybrid"] | None = flag(
         None,
-        waits_for=FP8,
         shorthands={"--fp8": "hybrid", "--fp8-hybrid": "hybrid", "--fp8-e4m3": "e4m3"},
         help="GEMMs in fp8: all tensors E4M3, or E4M3 forward and E5M2 for gradients (hybrid).",
     )
     fp8_recipe: Literal["delayed", "tensorwise", "blockwise", "mxfp8", "custom"] = flag(
-        "delayed", waits_for=FP8, needs=ON_FP8, help="How fp8 scales are found."
+        "delayed",
+        needs=ON_FP8,
+        help="How fp8 scales are found.",
+        refused={"blockwise": FP8_BLOCKS, "mxfp8": FP8_BLOCKS, "custom": CUSTOM_CODE},
     )
     fp8_quantizer_factory: str | None = flag(
         None, waits_for=CUSTOM_CODE, help="Python path of a custom recipe."
     )
-    fp8_margin: int = flag(0, at_least=0, waits_for=FP8, needs=DELAYED, help="Divide scales by 2^margin.")
-    fp8_interval: int = flag(
-        1, at_least=1, waits_for=FP8, needs=DELAYED, help="Steps between updates of the scales."
-    )
+    fp8_margin: int = flag(0, at_least=0, needs=DELAYED, help="Divide scales by 2^margin.")
+    fp8_interval: int = flag(1, at_least=1, needs=DELAYED, help="Steps between updates of the scales.")
     fp8_amax_history_len: int = flag(
         1024,
         at_least=1,
         megatron=1,
-        waits_for=FP8,
         needs=DELAYED,
         help="Steps whose largest value sets the scale.",
     )
     fp8_amax_compute_algo: Literal["max", "most_recent"] = flag(
-        "max", megatron="most_recent", waits_for=FP8, needs=DELAYED, help="Which value of the history counts."
+        "max", megatron="most_recent", needs=DELAYED, help="Which value of the history counts."
     )
-    fp8_wgrad: bool = flag(True, waits_for=FP8, needs=DELAYED, help="Weight gradients in fp8 too.")
+    fp8_wgrad: bool = flag(True, needs=ON_FP8, help="Weight gradients in fp8 too.")
+    fp8_keep_bf16: tuple[str, ...] = flag(
+        (),
+        own=True,
+        needs=ON_FP8,
+        metavar="PATTERN",
+        other=("layers.0.*",),
+        help='GEMMs to keep in bf16: shell patterns over names like "layers.3.mlp.fc2".',
+    )
     fp8_param_gather: bool = flag(
         False,
         account="memory",
@@ -80,15 +96,9 @@ class PrecisionConfig(Section):
         needs=ON_FP8,
         help="Keep compute weights in fp8 and gather them so.",
     )
-    first_last_layers_bf16: bool = flag(
-        False, waits_for=FP8, needs=ON_FP8, help="First and last layers in bf16."
-    )
-    num_layers_at_start_in_bf16: int = flag(
-        1, at_least=0, waits_for=FP8, needs=FIRST_LAST, help="How many first layers."
-    )
-    num_layers_at_end_in_bf16: int = flag(
-        1, at_least=0, waits_for=FP8, needs=FIRST_LAST, help="How many last layers."
-    )
+    first_last_layers_bf16: bool = flag(False, needs=ON_FP8, help="First and last layers in bf16.")
+    num_layers_at_start_in_bf16: int = flag(1, at_least=0, needs=FIRST_LAST, help="How many first layers.")
+    num_layers_at_end_in_bf16: int = flag(1, at_least=0, needs=FIRST_LAST, help="How many last layers.")
     fp8_output_proj: bool = flag(False, waits_for=FP8, needs=ON_FP8, help="The output head in fp8.")
     fp8_dot_product_attention: bool = flag(
         False, waits_for=FP8_ATTENTION, needs=ON_FP8, help="Attention's products in fp8."

@@ -51,6 +51,11 @@ OVERLAP = Waits(
 )
 TP_OVERLAP = Waits("tp-overlap", "it waits for tensor parallelism with overlapped collectives.")
 FP8 = Waits("fp8", "it waits for the fp8 recipes.", "train in bf16 (--bf16).")
+FP8_BLOCKS = Waits(
+    "fp8-blocks",
+    "it waits for scales of blocks within a tensor.",
+    "use --fp8-recipe delayed or tensorwise.",
+)
 FP4 = Waits("fp4", "it waits for 4-bit floating point.", "train in bf16 (--bf16).")
 QUANTIZED = Waits(
     "quantized-training", "it waits for quantized training (int8, int4, mxfp4).", "train in bf16 (--bf16)."

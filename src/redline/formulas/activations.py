@@ -40,6 +40,8 @@ class MicrobatchShape:
         segments: documents are kept apart by a mask of every sample.
         fused: the operators that run as Redline's kernels; the others are plain PyTorch.
         recompute: what is dropped in forward and computed again.
+        fp8: GEMMs of the layers keep their input in fp8.
+        fp8_weights: elements of the weights that are kept in fp8 too, in both layouts.
     """
 
     seq_length: int
@@ -52,6 +54,13 @@ class MicrobatchShape:
     segments: bool = False
     fused: frozenset[Operator] = frozenset()
     recompute: Recompute = NOTHING
+    fp8: bool = False
+    fp8_weights: int = 0
+
+    @property
+    def operand(self) -> int:
+        """Bytes of a kept GEMM operand."""
+        return 1 if self.fp8 else self.item
 
     @property
     def tokens(self) -> int:
@@ -128,7 +137,7 @@ def rebuilt_by_layer(shape: ModelShape, run: MicrobatchShape) -> tuple[Held, ...
         again.append(Held("mlp", "mlp", "input, kept once", -shared_stream(shape, run)))
     elif run.recompute.drops("activation"):
         T, e = run.tokens, run.item
-        again += [*_activation(shape, plain), Held("mlp", "mlp.fc2", "input", T * shape.ffn * e)]
+        again += [*_activation(shape, plain), Held("mlp", "mlp.fc2", "input", T * shape.ffn * run.operand)]
         again.append(Held("mlp", "mlp.fc1", "output, kept once", -T * shape.fc1_size * e))
     return tuple(again)
 
@@ -141,7 +150,7 @@ def shared_stream(shape: ModelShape, run: MicrobatchShape) -> int:
 
 def _made_by_layer(shape: ModelShape, run: MicrobatchShape) -> tuple[Held, ...]:
     """Everything a layer would keep."""
-    T, e = run.tokens, run.item
+    T, e = run.tokens, run.operand
     saved = [
         *_norm(shape, run, "attention", "attention.norm", T, shape.hidden, fused="norm" in run.fused),
         Held("attention", "attention.qkv", "input", T * shape.hidden * e),
@@ -285,6 +294,8 @@ def mlp_workspace(shape: ModelShape, run: MicrobatchShape, again: bool = False) 
             Held("mlp", "mlp.fc1", "wide operands of the weight gradient", T * (shape.fc1_size + H) * grad),
         ]
         backward = max(backward, widened, product, key=total_bytes)
+    if run.fp8:
+        backward.append(Held("mlp", "mlp.fc2", "transposed operand", T * F))
     if not run.fuse_wgrad:
         backward.append(Held("mlp", "mlp.fc2", "weight gradient before it is added", H * F * e))
     stream = Held("mlp", "mlp", "gradient of the residual stream", 2 * T * H * e)
@@ -407,6 +418,8 @@ def _attention(shape: ModelShape, run: MicrobatchShape) -> Iterator[Held]:
         return
     if not unfused:
         yield Held("attention", "attention.core", "log-sum-exp", T * N * ITEM_BYTES["fp32"])
+        if run.fp8:  # else it is the input of proj
+            yield Held("attention", "attention.core", "output", T * q * e)
         return
     P = run.micro_batch_size * N * S * S
     if "masked_softmax" in run.fused:

@@ -132,6 +132,8 @@ def training_memory(shape: ModelShape, run: MicrobatchShape, dtypes: StateDtypes
         dtypes: of parameters, gradients and optimizer state.
     """
     state = state_bytes(stored_elements(shape, ALIGNMENT), dtypes)
+    if run.fp8_weights:
+        state["fp8_copies"] = 2 * run.fp8_weights
     embedding, head = saved_by_embedding(shape, run), saved_by_head(shape, run)
     mlp, attention = (_worst(_backward(shape, run, part)) for part in ("mlp", "attention"))
     moments: dict[str, Moment] = {

@@ -7,6 +7,7 @@ Read in this order: transformer.py, block.py, modules.py, local.py.
     modules.py      the parts that own parameters; the site
     ops.py          the record of functions a model computes with: local.py plain, fused.py by kernels/
     local.py        embedding, norm, activation, bias + dropout + residual, loss; rope.py: rotary embedding
+    fp8.py          a site whose GEMMs run in fp8; fp8_fused.py: with norm and activation; fp8_gemms.py: all
     gemm.py         the GEMM whose weight gradient is added to main_grad; main_grad.py: the other parameters
     random.py       Philox on tensors: dropout masks, normal draws; init.py: initial weights
     shard_table.py  which logical tensors, or slices of them, each parameter stores
@@ -16,6 +17,7 @@ It knows nothing of data parallelism, recompute, precision recipes or the optimi
 around it.
 """
 
+from redline.model.fp8_gemms import Fp8Gemms
 from redline.model.fused import fused_ops
 from redline.model.init import init_parameters, init_tensors
 from redline.model.ops import Ops, local_ops
@@ -34,6 +36,7 @@ from redline.model.transformer import Transformer
 
 __all__ = [
     "DropoutState",
+    "Fp8Gemms",
     "Ops",
     "Stored",
     "TensorParallel",

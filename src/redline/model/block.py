@@ -31,6 +31,7 @@ table for all layers), and the S x S mask of the unfused attention.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -79,8 +80,9 @@ class SelfAttention(nn.Module):
             affine = shape.qk_norm == "norm"
             self.q_norm = Norm(D, shape=shape, norm=ops.norm, dtype=dtype, affine=affine)
             self.k_norm = Norm(D, shape=shape, norm=ops.norm, dtype=dtype, affine=affine)
-        self.qkv_site = Site(self.norm, self.qkv, rebuild=recompute.drops("layernorm"))
-        self.proj_site = Site(None, self.proj)
+        self.rebuilds_norm = recompute.drops("layernorm")
+        self.qkv_site: Callable[[Tensor], Tensor] = Site(self.norm, self.qkv, rebuild=self.rebuilds_norm)
+        self.proj_site: Callable[[Tensor], Tensor] = Site(None, self.proj)
         self.softmax_scale = D**-0.5 if shape.softmax_scale is None else shape.softmax_scale
 
     def forward(
@@ -128,13 +130,19 @@ class MLP(nn.Module):
         self.fc1 = Linear(shape.hidden, shape.fc1_size, linear=ops.linear, **deferred)
         self.fc2 = Linear(shape.ffn, shape.hidden, linear=ops.row_linear, **deferred)
         whole = recompute.drops("mlp")  # then nothing inside is kept, and nothing inside needs rebuilding
-        activation = Activation(self.fc1, ops.activation, shape.activation)
-        self.fc1_site = Site(self.norm, self.fc1, rebuild=recompute.drops("layernorm") and not whole)
-        self.fc2_site = Site(activation, self.fc2, rebuild=recompute.drops("activation") and not whole)
+        self.activation = Activation(self.fc1, ops.activation, shape.activation)
+        self.rebuilds = {name: recompute.drops(name) and not whole for name in ("layernorm", "activation")}
+        self.fc1_site: Callable[[Tensor], Tensor] = Site(
+            self.norm, self.fc1, rebuild=self.rebuilds["layernorm"]
+        )
+        self.fc2_site: Callable[[Tensor], Tensor] = Site(
+            self.activation, self.fc2, rebuild=self.rebuilds["activation"]
+        )
+        self.whole: Callable[[Tensor], Tensor] | None = None  # both sites as one, where it stands for them
 
     def forward(self, x_SBH: Tensor, dropout: DropoutState | None) -> Tensor:
         """[S, B, H] -> [S, B, H], the residual included."""
-        y_SBH = self.fc2_site(self.fc1_site(x_SBH))
+        y_SBH = self.fc2_site(self.fc1_site(x_SBH)) if self.whole is None else self.whole(x_SBH)
         output_dropout = dropout_at(dropout, MLP_OUTPUT, self.shape.hidden_dropout)
         return self.ops.bias_dropout_add(y_SBH, self.fc2.bias, x_SBH, output_dropout)
 

@@ -44,11 +44,11 @@ class Linear(nn.Module):
         super().__init__()
         self.weight = parameter(size_out, size_in, dtype=dtype)
         self.bias = parameter(size_out, dtype=dtype) if bias else None
-        self._linear, self._defer_bias = linear, defer_bias
+        self._linear, self.defer_bias = linear, defer_bias
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., I] -> [..., O]."""
-        return self._linear(x, self.weight, None if self._defer_bias else self.bias)
+        return self._linear(x, self.weight, None if self.defer_bias else self.bias)
 
 
 class Norm(nn.Module):

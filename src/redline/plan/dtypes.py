@@ -16,6 +16,8 @@ def choose_precision(precision: PrecisionConfig, hardware: Hardware) -> Choice:
     asked = next((name for name in NAMES if getattr(precision, name)), None)
     if asked is not None:
         return Choice("precision", asked, asked, f"--{asked} was given")
+    if precision.fp8_format is not None:
+        return Choice("precision", "auto", "bf16", "fp8 GEMMs work beside bf16 activations")
     if hardware.kind == "cpu":
         return Choice("precision", "auto", "fp32", "a CPU computes fastest in fp32")
     capability = hardware.compute_capability

@@ -25,6 +25,7 @@ from redline.formulas.state import StateDtypes
 from redline.hardware import Hardware
 from redline.plan.batch import BatchSchedule, make_batch_schedule, ramp_up
 from redline.plan.dtypes import choose_precision, state_dtypes
+from redline.plan.fp8 import Fp8Plan, plan_fp8
 from redline.plan.grid import RankGrid, make_grid
 from redline.plan.kernels import Conditions, choose_kernels
 from redline.plan.lr import LrSchedule, ScheduleSpec, WeightDecaySchedule
@@ -67,6 +68,7 @@ class Plan:
         parameters: how many it has.
         grid: which rank holds what.
         precision: name of the recipe: "bf16" "fp16" "fp32" "fp64"; also the compute and parameter dtype.
+        fp8: which GEMMs run in fp8; None when all run in the compute dtype.
         dtypes: storage of parameters, gradients and optimizer state.
         seq_length: tokens of a sample.
         batch: batch sizes, microbatches, iterations.
@@ -84,6 +86,7 @@ class Plan:
     parameters: ParameterCount
     grid: RankGrid
     precision: str
+    fp8: Fp8Plan | None
     dtypes: StateDtypes
     seq_length: int
     batch: BatchSchedule
@@ -136,6 +139,7 @@ def make_plan(config: RunConfig, hardware: Hardware, vocab_size: int, world_size
     _check_split(shape, grid.tp)
     precision = choose_precision(config.precision, hardware)
     dtypes = state_dtypes(precision.ran, config.precision, config.optim)
+    fp8 = plan_fp8(config.precision, shape, hardware)
     batch = plan_batch(config.train, grid.dp)
     expected = Conditions(device=hardware.kind, precision=precision.ran, attention="unfused")
     microbatch = MicrobatchShape(
@@ -147,6 +151,8 @@ def make_plan(config: RunConfig, hardware: Hardware, vocab_size: int, world_size
         fuse_wgrad=config.kernels.gradient_accumulation_fusion,
         grad_dtype=dtypes.grad,
         segments=config.data.reset_attention_mask,
+        fp8=fp8 is not None and config.precision.fp8_wgrad,
+        fp8_weights=fp8.weights if fp8 else 0,
         fused=choose_kernels(config.kernels, shape, expected).fused,
         recompute=stated_recompute(config),
     )
@@ -156,6 +162,7 @@ def make_plan(config: RunConfig, hardware: Hardware, vocab_size: int, world_size
         parameters=count_parameters(shape),
         grid=grid,
         precision=precision.ran,
+        fp8=fp8,
         dtypes=dtypes,
         seq_length=seq_length,
         batch=batch,
@@ -164,7 +171,7 @@ def make_plan(config: RunConfig, hardware: Hardware, vocab_size: int, world_size
         microbatch=microbatch,
         memory=training_memory(shape, microbatch, dtypes),
         flops=MappingProxyType({name: flops_per_token(shape, seq_length, name) for name in CONVENTIONS}),
-        choices=(precision,),
+        choices=(precision, *(fp8.choices if fp8 else ())),
         search=recompute_search(config, hardware, cost),
         recompute_cost=cost,
     )

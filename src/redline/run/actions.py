@@ -113,7 +113,7 @@ class RunActions:
             dp=run.groups.dp.size,
             dp_rank=run.groups.dp.index,
         )
-        found = evaluate(run.state.model, batches, run.device, run.groups.dp)
+        found = evaluate(run.state.model, batches, run.device, run.groups.dp, run.state.fp8)
         record = ValidRecord(
             step=run.state.iteration,
             loss=found.loss,

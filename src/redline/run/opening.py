@@ -25,6 +25,7 @@ from redline.run.resume import (
     find_start,
     restore,
     resumed_schedules,
+    scales_fit,
     with_checkpoint_shape,
 )
 from redline.run.vocabulary import open_vocabulary
@@ -133,7 +134,7 @@ def open_run(parsed: Parsed, environment: Environment, say: Say) -> OpenRun:
         config, plan, device, attention, groups=groups, interpret=environment.triton_interpret
     )
     plan = assembly.plan
-    state = TrainState(assembly.model, assembly.optimizer)
+    state = TrainState(assembly.model, assembly.optimizer, fp8=assembly.fp8)
     schedules = plan.schedule
     if start is not None:
         restore(
@@ -232,5 +233,7 @@ def _say_start(config: RunConfig, start: Start, state: TrainState, lines: list[s
         say(f"weights loaded from {start.folder}; training starts at step 0.")
         return
     say(f"resumed from {start.folder}: step {state.iteration}, {state.consumed_samples} samples consumed.")
+    if state.fp8 is not None and not scales_fit(state, start):
+        say("fp8 scales: measured anew; the checkpoint has none for these GEMMs and this length of history.")
     for line in (*lines, *changed_options(config, start)):
         say(line)

@@ -20,6 +20,7 @@ from redline.step import TrainState
 
 MOMENTS = ("exp_avg/*", "exp_avg_sq/*")
 LATER_FIELDS = {"window": None, "softcap": 0.0}  # left out where unset: earlier checkpoints lack them
+SCALES = ("fp8.*",)
 # What may differ in the same model: padding (a checkpoint holds true sizes), dropout, how weights began.
 FREE_FIELDS = ("padded_vocab_size", "hidden_dropout", "attention_dropout", "init_std", "embedding_init_std")
 # Sections whose values may change on resume without being worth a line.
@@ -121,8 +122,9 @@ def restore(
     """
     _require_same_model(start, state.shape)
     moments = load_optim and not start.weights_only
-    leave = () if moments else MOMENTS
-    tensors = state.tensors(moments=moments)
+    scales = not start.weights_only and scales_fit(state, start)
+    leave = (*(() if moments else MOMENTS), *(() if scales else SCALES))
+    tensors = state.tensors(moments=moments, fp8=scales)
     load_checkpoint(start.folder, tensors, leave=leave, allow_rounding=narrower_moments, group=group)
     state.take_params(tensors)
     if not start.weights_only:
@@ -130,6 +132,11 @@ def restore(
         state.load_values(start.values["state"])
         if not load_optim:
             state.optimizer.load_state_values(kept)
+
+
+def scales_fit(state: TrainState, start: Start) -> bool:
+    """Whether the checkpoint's fp8 scales serve this run; else it measures anew, as a new run does."""
+    return state.fp8 is not None and state.fp8.state.fits(start.values["state"].get("fp8"))
 
 
 def _require_same_model(start: Start, shape: ModelShape) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from redline.comm.chunked import Chunked
 from redline.errors import CheckpointError
 from redline.formulas.shape import ModelShape
-from redline.model import Transformer, logical_tensors, parts_of
+from redline.model import Fp8Gemms, Transformer, logical_tensors, parts_of
 from redline.optim import Kind, Optimizer
 
 # Where each kind of flat buffer stands in a checkpoint: param/embedding.word.weight, exp_avg/...
@@ -31,6 +31,7 @@ class TrainState:
         consumed_tokens: tokens of those that counted in the loss.
         schedule_samples: sequences of the steps that were applied: the place in the learning-rate schedule.
         nonfinite_steps: steps with a NaN or Inf that a loss scale does not explain.
+        fp8: scales and histories of the GEMMs in fp8; None without.
     """
 
     model: Transformer
@@ -40,13 +41,14 @@ class TrainState:
     consumed_tokens: int = 0
     schedule_samples: int = 0
     nonfinite_steps: int = 0
+    fp8: Fp8Gemms | None = None
 
     @property
     def shape(self) -> ModelShape:
         """The model's sizes."""
         return self.model.shape
 
-    def tensors(self, *, moments: bool = True) -> dict[str, Tensor]:
+    def tensors(self, *, moments: bool = True, fp8: bool = True) -> dict[str, Tensor]:
         """Views of every saved tensor by logical name, in the plain layout; filling them restores the state.
 
         On several tensor-parallel ranks a split tensor is `Chunked`: whole in name, with this rank's piece.
@@ -55,6 +57,7 @@ class TrainState:
 
         Args:
             moments: include the optimizer's moments.
+            fp8: include scales and histories, where there are any.
         """
         found: dict[str, Tensor] = {}
         for prefix, kind in SAVED_KINDS.items():
@@ -62,7 +65,7 @@ class TrainState:
                 continue
             for name, view in self.optimizer.buffers.views(kind).items():
                 found |= {f"{prefix}/{logical}": part for logical, part in self._saved(name, view)}
-        return found
+        return found | (self.fp8.state.tensors() if self.fp8 and fp8 else {})
 
     def _saved(self, name: str, view: Tensor) -> Iterator[tuple[str, Tensor]]:
         """The logical tensors inside one parameter, or the pieces of them that are here."""
@@ -84,7 +87,10 @@ class TrainState:
 
     def values(self) -> dict[str, Any]:
         """Every counter, as JSON values."""
-        return {name: getattr(self, name) for name in COUNTERS} | {"optimizer": self.optimizer.state_values()}
+        values = {name: getattr(self, name) for name in COUNTERS} | {
+            "optimizer": self.optimizer.state_values()
+        }
+        return values | ({"fp8": self.fp8.state.values()} if self.fp8 else {})
 
     def load_values(self, values: Mapping[str, Any]) -> None:
         """Take over `values()` of an earlier run; to be called once the tensors are filled.
@@ -101,6 +107,8 @@ class TrainState:
         for name in COUNTERS:
             setattr(self, name, int(values[name]))
         self.optimizer.load_state_values(values["optimizer"])
+        if self.fp8 and self.fp8.state.fits(values.get("fp8")):
+            self.fp8.state.load_values(values["fp8"])
 
 
 def _pieces(tensor: Tensor) -> list[Tensor]:

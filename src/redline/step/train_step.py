@@ -79,6 +79,8 @@ class TrainStep:
         state, optimizer = self.state, self.state.optimizer
         counted = self._count_tokens(microbatches)
         optimizer.buffers.zero_grad()
+        if state.fp8 is not None:
+            state.fp8.prepare()
         loss = self._accumulate(microbatches, optimizer.loss_scale.scale / counted.clamp(min=1).double())
         if self._dp.handle is not None:
             for main_grad in optimizer.buffers.flat("main_grad"):
@@ -94,6 +96,8 @@ class TrainStep:
             decoupled_lr=self.schedules.decoupled_lr(at),
             loss=loss / optimizer.loss_scale.scale,
         )
+        if state.fp8 is not None:
+            state.fp8.step()
         self._free_cache(2)
         num_samples = sum(len(batch.tokens_BS) for batch in microbatches) * self._dp.size
         self._advance(result, num_samples, int(counted.item()))

@@ -409,28 +409,28 @@ def fp8_over_half(config: RunConfig) -> Broken:
 
 
 @rule(
-    "fp8-delayed-limits",
-    "fp8_recipe",
-    "first_last_layers_bf16",
-    "recompute_modules",
-    why="delayed scaling keeps one history for the whole model and takes each tensor's maximum once.",
+    "fp8-compile",
+    "fp8_format",
+    "use_torch_compile",
+    why="the casts of fp8 keep their scales in a state that a compiled block would freeze.",
 )
-def fp8_delayed_limits(config: RunConfig) -> Broken:
-    p, r = config.precision, config.recompute
-    if not p.fp8_format or p.fp8_recipe != "delayed":
+def fp8_compile(config: RunConfig) -> Broken:
+    if config.precision.fp8_format is None or not config.compile.use_torch_compile:
         return None
-    if p.first_last_layers_bf16:
-        return (
-            "--first-last-layers-bf16 does not go with --fp8-recipe delayed.",
-            "use --fp8-recipe tensorwise.",
-        )
-    unfit = [name for name in r.recompute_modules if name in ("moe_act", "layernorm")]
-    if r.recompute_granularity == "selective" and unfit:
-        return (
-            f"--recompute-modules {unfit[0]} does not go with --fp8-recipe delayed.",
-            "use --fp8-recipe tensorwise.",
-        )
-    return None
+    return "--fp8-format does not go with --use-torch-compile.", "leave --use-torch-compile out."
+
+
+@rule(
+    "fp8-tensor-parallel",
+    "fp8_format",
+    "tensor_model_parallel_size",
+    why="the collectives around a GEMM carry bf16 operands.",
+)
+def fp8_tensor_parallel(config: RunConfig) -> Broken:
+    tp = config.parallel.tensor_model_parallel_size
+    if config.precision.fp8_format is None or tp == 1:
+        return None
+    return f"--fp8-format does not go with --tensor-model-parallel-size {tp}.", "use data parallelism."
 
 
 @rule(

@@ -1,0 +1,25 @@
+"""fp8: casts that also transpose and find the largest value, norms and activations that end in fp8, GEMMs."""
+
+from redline.kernels.fp8.op import (
+    activation_cast,
+    activation_cast_backward,
+    add_wgrad,
+    cast,
+    gemm,
+    norm_cast,
+    transpose,
+)
+from redline.kernels.fp8.reference import FP8_MAX, GEMM_MULTIPLE, quantize
+
+__all__ = [
+    "FP8_MAX",
+    "GEMM_MULTIPLE",
+    "activation_cast",
+    "activation_cast_backward",
+    "add_wgrad",
+    "cast",
+    "gemm",
+    "norm_cast",
+    "quantize",
+    "transpose",
+]

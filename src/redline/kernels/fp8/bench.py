@@ -1,0 +1,71 @@
+"""Sizes at which casts to fp8 are timed: 8,192 tokens of the 8B shape. None has a backward of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from redline.kernels.bench_case import BenchCase, Provider, twins
+from redline.kernels.fp8 import op, reference
+
+T, H, F = 8192, 4096, 14336
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+
+
+def _case(
+    name: str, sizes: tuple[tuple[int, ...], ...], make: Callable[[Any, bool], Provider], num_bytes: int
+) -> BenchCase:
+    def make_inputs(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        state = torch.full((1,), 32.0, device=device), torch.zeros(1, device=device)
+        return (*(torch.randn(size, device=device, dtype=dtype) for size in sizes), *state)
+
+    return BenchCase(
+        op="fp8",
+        name=name,
+        make_inputs=make_inputs,
+        providers=twins(make(op, True), make(reference, False)),
+        bytes_forward=num_bytes,
+    )
+
+
+def _end(kernel: bool) -> tuple[bool, ...]:
+    """The operators take one argument more than their twins: whether the kernel runs."""
+    return (True,) if kernel else ()
+
+
+def _cast(columns: bool) -> Callable[[Any, bool], Provider]:
+    def make(room: Any, kernel: bool) -> Provider:
+        return lambda x, scale, amax: room.cast(x, scale, amax, E4M3, True, columns, *_end(kernel))
+
+    return make
+
+
+def _norm(room: Any, kernel: bool) -> Provider:
+    return lambda x, w, scale, amax: room.norm_cast(
+        x, w, None, False, 1e-5, False, scale, amax, E4M3, *_end(kernel)
+    )
+
+
+def _activation(room: Any, kernel: bool) -> Provider:
+    return lambda x, scale, amax: room.activation_cast(
+        x, None, "silu", True, scale, amax, E4M3, *_end(kernel)
+    )
+
+
+def _backward(room: Any, kernel: bool) -> Provider:
+    return lambda dy, x, scale, amax: room.activation_cast_backward(
+        dy, x, None, None, "silu", True, scale, amax, E5M2, *_end(kernel)
+    )
+
+
+CASES = (
+    _case(f"cast {T} x {H}", ((T, H),), _cast(False), 3 * T * H),
+    _case(f"cast, both layouts, {T} x {H}", ((T, H),), _cast(True), 4 * T * H),
+    _case(f"cast, both layouts, {T} x {2 * F}", ((T, 2 * F),), _cast(True), 4 * T * 2 * F),
+    _case(f"RMSNorm to fp8, {T} x {H}", ((T, H), (H,)), _norm, 3 * T * H + 2 * H + 4 * T),
+    _case(f"SwiGLU to fp8, {T} x 2*{F}", ((T, 2 * F),), _activation, 5 * T * F),
+    _case(f"SwiGLU backward to fp8, {T} x 2*{F}", ((T, F), (T, 2 * F)), _backward, 10 * T * F),
+)

@@ -1,0 +1,310 @@
+"""Casts to fp8 in Triton: one read of a tensor gives its fp8 copy, the transposed copy, its largest value.
+
+A GEMM on Hopper takes both operands contiguous along the dimension it sums over. What is made for forward
+[T, C] has to be [C, T] for the weight gradient, so a cast may write either layout or both. Grids are
+persistent: a program walks over many tiles and sends its largest value once; the order does not matter.
+"""
+
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
+# (a @triton.jit function is not Python: its arguments have Triton's types)
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from redline.kernels.common import as_rows, ceil_div, next_power_of_2, num_sms, on_device_of
+from redline.kernels.fp8.reference import FP8_MAX, GEMM_MULTIPLE
+from redline.kernels.triton_common import Sum, activate, activate_and_slope, column_sums
+
+TILE_ROWS, TILE_COLS = 128, 64  # 128 transposed bytes are one cache line; 32 elements a thread of 8 warps
+
+
+@triton.jit
+def _fp8(x, scale, MAX: tl.constexpr, out_ptr):
+    """x * scale, saturated (comparisons keep a NaN), in the dtype that out_ptr points to."""
+    y = x * scale
+    y = tl.where(y > MAX, MAX, tl.where(y < -MAX, -MAX, y))
+    return y.to(out_ptr.dtype.element_ty)
+
+
+@triton.jit
+def _cast_kernel(
+    x_ptr, scale_ptr, amax_ptr, q_ptr, qt_ptr, rows, cols, x_stride, t_stride,
+    MAX: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
+):  # fmt: skip
+    scale = tl.load(scale_ptr)
+    strips = tl.cdiv(cols, BLOCK_COLS)
+    largest = tl.zeros([BLOCK_ROWS, BLOCK_COLS], tl.float32)
+    for tile in tl.range(tl.program_id(0), tl.cdiv(rows, BLOCK_ROWS) * strips, tl.num_programs(0)):
+        row = (tile // strips).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+        col = (tile % strips) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
+        mask = (row < rows)[:, None] & (col < cols)[None, :]
+        x = tl.load(x_ptr + (row * x_stride)[:, None] + col[None, :], mask=mask, other=0.0).to(tl.float32)
+        largest = tl.maximum(largest, tl.abs(x))
+        if ROWS:
+            q = _fp8(x, scale, MAX, q_ptr)
+            tl.store(q_ptr + (row * cols)[:, None] + col[None, :], q, mask=mask)
+        if COLUMNS:
+            qt = tl.trans(_fp8(x, scale, MAX, qt_ptr))
+            target = qt_ptr + (col.to(tl.int64) * t_stride)[:, None] + row[None, :]
+            tl.store(target, qt, mask=(col < cols)[:, None] & (row < t_stride)[None, :])
+    tl.atomic_max(amax_ptr, tl.max(largest))
+
+
+@triton.jit
+def _transpose_kernel(
+    q_ptr, qt_ptr, rows, cols, t_stride, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr
+):  # fmt: skip
+    strips = tl.cdiv(cols, BLOCK_COLS)
+    row = (tl.program_id(0) // strips).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    col = (tl.program_id(0) % strips) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
+    mask = (row < rows)[:, None] & (col < cols)[None, :]
+    q = tl.load(q_ptr + (row * cols)[:, None] + col[None, :], mask=mask, other=0)
+    target = qt_ptr + (col.to(tl.int64) * t_stride)[:, None] + row[None, :]
+    tl.store(target, tl.trans(q), mask=(col < cols)[:, None] & (row < t_stride)[None, :])
+
+
+@triton.jit
+def _norm_cast_kernel(
+    x_ptr, weight_ptr, bias_ptr, scale_ptr, amax_ptr, q_ptr, mean_ptr, rstd_ptr, rows, cols, x_stride, eps,
+    LAYER: tl.constexpr, HAS_BIAS: tl.constexpr, ZERO_CENTERED: tl.constexpr, MAX: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
+):  # fmt: skip
+    scale = tl.load(scale_ptr)
+    col = tl.arange(0, BLOCK_COLS)[None, :]
+    weight = tl.load(weight_ptr + col, mask=col < cols, other=0.0).to(tl.float32)
+    if ZERO_CENTERED:
+        weight += 1.0
+    largest = tl.zeros([BLOCK_ROWS, BLOCK_COLS], tl.float32)
+    for start in tl.range(tl.program_id(0) * BLOCK_ROWS, rows, tl.num_programs(0) * BLOCK_ROWS):
+        row = start + tl.arange(0, BLOCK_ROWS).to(tl.int64)
+        mask = (row < rows)[:, None] & (col < cols)
+        x = tl.load(x_ptr + (row * x_stride)[:, None] + col, mask=mask, other=0.0).to(tl.float32)
+        if LAYER:
+            mean = tl.sum(x, axis=1) / cols
+            tl.store(mean_ptr + row, mean, mask=row < rows)
+            x = tl.where(mask, x - mean[:, None], 0.0)
+        rstd = tl.rsqrt(tl.sum(x * x, axis=1) / cols + eps)
+        tl.store(rstd_ptr + row, rstd, mask=row < rows)
+        y = x * rstd[:, None] * weight
+        if HAS_BIAS:
+            y += tl.load(bias_ptr + col, mask=col < cols, other=0.0).to(tl.float32)
+        y = tl.where(
+            mask, y.to(x_ptr.dtype.element_ty).to(tl.float32), 0.0
+        )  # what the GEMM in bf16 would read
+        largest = tl.maximum(largest, tl.abs(y))
+        tl.store(q_ptr + (row * cols)[:, None] + col, _fp8(y, scale, MAX, q_ptr), mask=mask)
+    tl.atomic_max(amax_ptr, tl.max(largest))
+
+
+@triton.jit
+def _biased(x_ptr, bias_ptr, offset, col, mask, cols, shift, HAS_BIAS: tl.constexpr):
+    """x + bias in fp32 at `offset`, whose columns start at `shift`."""
+    x = tl.load(x_ptr + offset + shift, mask=mask, other=0.0).to(tl.float32)
+    if HAS_BIAS:
+        x += tl.load(bias_ptr + shift + col, mask=col < cols, other=0.0).to(tl.float32)[None, :]
+    return x
+
+
+@triton.jit
+def _activation_cast_kernel(
+    x_ptr, bias_ptr, scale_ptr, amax_ptr, q_ptr, rows, cols, x_stride,
+    KIND: tl.constexpr, GATED: tl.constexpr, HAS_BIAS: tl.constexpr, MAX: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
+):  # fmt: skip
+    scale = tl.load(scale_ptr)
+    strips = tl.cdiv(cols, BLOCK_COLS)
+    largest = tl.zeros([BLOCK_ROWS, BLOCK_COLS], tl.float32)
+    for tile in tl.range(tl.program_id(0), tl.cdiv(rows, BLOCK_ROWS) * strips, tl.num_programs(0)):
+        row = (tile // strips).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+        col = (tile % strips) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
+        mask = (row < rows)[:, None] & (col < cols)[None, :]
+        offset = (row * x_stride)[:, None] + col[None, :]
+        y = activate(_biased(x_ptr, bias_ptr, offset, col, mask, cols, 0, HAS_BIAS), KIND)
+        if GATED:
+            y *= _biased(x_ptr, bias_ptr, offset, col, mask, cols, cols, HAS_BIAS)
+        y = tl.where(mask, y.to(x_ptr.dtype.element_ty).to(tl.float32), 0.0)
+        largest = tl.maximum(largest, tl.abs(y))
+        target = q_ptr + (row * cols)[:, None] + col[None, :]
+        tl.store(target, _fp8(y, scale, MAX, q_ptr), mask=mask)
+    tl.atomic_max(amax_ptr, tl.max(largest))
+
+
+@triton.jit
+def _store_both(
+    d, scale, q_ptr, qt_ptr, row, col, rows, end, width, t_stride, MAX: tl.constexpr
+):  # fmt: skip
+    """Write tile `d`, zero outside, at columns `col` < end of [rows, width], and transposed, padding too."""
+    q = _fp8(d, scale, MAX, q_ptr)
+    inside = (row < rows)[:, None] & (col < end)[None, :]
+    tl.store(q_ptr + (row * width)[:, None] + col[None, :], q, mask=inside)
+    target = qt_ptr + (col.to(tl.int64) * t_stride)[:, None] + row[None, :]
+    tl.store(target, tl.trans(q), mask=(col < end)[:, None] & (row < t_stride)[None, :])
+
+
+@triton.jit
+def _activation_cast_bwd_kernel(
+    dy_ptr, x_ptr, bias_ptr, scale_ptr, amax_ptr, q_ptr, qt_ptr, partial_ptr, rows, cols, dy_stride, x_stride,
+    t_stride, splits,
+    KIND: tl.constexpr, GATED: tl.constexpr, HAS_BIAS: tl.constexpr, MAX: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
+):  # fmt: skip
+    scale = tl.load(scale_ptr)
+    width = cols * 2 if GATED else cols
+    strips = tl.cdiv(cols, BLOCK_COLS)
+    split = tl.program_id(0) // strips
+    col = (tl.program_id(0) % strips) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
+    largest = tl.zeros([BLOCK_ROWS, BLOCK_COLS], tl.float32)
+    sum_0 = tl.zeros([BLOCK_ROWS, BLOCK_COLS], tl.float32)
+    sum_1 = tl.zeros([BLOCK_ROWS, BLOCK_COLS], tl.float32)
+    for start in tl.range(split * BLOCK_ROWS, rows, splits * BLOCK_ROWS):
+        row = start + tl.arange(0, BLOCK_ROWS).to(tl.int64)
+        mask = (row < rows)[:, None] & (col < cols)[None, :]
+        offset = (row * x_stride)[:, None] + col[None, :]
+        dy = tl.load(dy_ptr + (row * dy_stride)[:, None] + col[None, :], mask=mask, other=0.0).to(tl.float32)
+        value, slope = activate_and_slope(
+            _biased(x_ptr, bias_ptr, offset, col, mask, cols, 0, HAS_BIAS), KIND
+        )
+        if GATED:
+            dup = (dy * value).to(x_ptr.dtype.element_ty).to(tl.float32)
+            largest = tl.maximum(largest, tl.abs(dup))
+            _store_both(dup, scale, q_ptr, qt_ptr, row, cols + col, rows, width, width, t_stride, MAX)
+            dy *= _biased(x_ptr, bias_ptr, offset, col, mask, cols, cols, HAS_BIAS)
+            sum_1 += dup
+        d = tl.where(mask, (dy * slope).to(x_ptr.dtype.element_ty).to(tl.float32), 0.0)
+        largest = tl.maximum(largest, tl.abs(d))
+        _store_both(d, scale, q_ptr, qt_ptr, row, col, rows, cols, width, t_stride, MAX)
+        sum_0 += d
+    tl.atomic_max(amax_ptr, tl.max(largest))
+    if HAS_BIAS:
+        target = partial_ptr + split.to(tl.int64) * width + col
+        tl.store(target, tl.sum(sum_0, axis=0), mask=col < cols)
+        if GATED:
+            tl.store(target + cols, tl.sum(sum_1, axis=0), mask=col < cols)
+
+
+def cast(
+    x: Tensor, scale: Tensor, amax: Tensor, dtype: torch.dtype, rows_wanted: bool, columns_wanted: bool
+) -> tuple[Tensor, Tensor]:
+    """(q [T, C], q^T [C, T']) of x [T, C]; what is not wanted is empty. `amax` [1] is raised in place."""
+    x = as_rows(x)
+    rows, cols = x.shape
+    q = torch.empty((rows, cols) if rows_wanted else (0,), dtype=dtype, device=x.device)
+    qt = torch.empty((cols, _padded(rows)) if columns_wanted else (0,), dtype=dtype, device=x.device)
+    if x.numel() == 0:
+        return q, qt
+    tiles = ceil_div(rows, TILE_ROWS) * ceil_div(cols, TILE_COLS)
+    with on_device_of(x):
+        _cast_kernel[(_programs(tiles, x, 4),)](
+            x, scale, amax, q, qt, rows, cols, x.stride(0), qt.shape[-1], FP8_MAX[dtype], rows_wanted,
+            columns_wanted, TILE_ROWS, TILE_COLS, num_warps=8,
+        )  # fmt: skip
+    return q, qt
+
+
+def transpose(q: Tensor) -> Tensor:
+    """[T, C] -> [C, T'], padded with zeros."""
+    rows, cols = q.shape
+    qt = torch.empty((cols, _padded(rows)), dtype=q.dtype, device=q.device)
+    if q.numel() == 0:
+        return qt
+    grid = (ceil_div(rows, TILE_ROWS) * ceil_div(cols, 128),)
+    with on_device_of(q):  # bytes are moved, not numbers
+        _transpose_kernel[grid](
+            q.view(torch.uint8), qt.view(torch.uint8), rows, cols, qt.shape[1], TILE_ROWS, 128, num_warps=8
+        )
+    return qt
+
+
+def norm_cast(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    layer: bool,
+    eps: float,
+    zero_centered: bool,
+    scale: Tensor,
+    amax: Tensor,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(q [T, H], mean, rstd) of the RMSNorm or, with `layer`, LayerNorm of x; mean is empty for RMSNorm."""
+    x = as_rows(x)
+    rows, cols = x.shape
+    q = torch.empty((rows, cols), dtype=dtype, device=x.device)
+    mean = torch.empty(rows if layer else 0, dtype=torch.float32, device=x.device)
+    rstd = torch.empty(rows, dtype=torch.float32, device=x.device)
+    if x.numel() == 0:
+        return q, mean, rstd
+    block_cols = next_power_of_2(cols)
+    block_rows, num_warps = max(1, 4096 // block_cols), 16 if block_cols > 8192 else 8
+    with on_device_of(x):
+        _norm_cast_kernel[(_programs(ceil_div(rows, block_rows), x, 8),)](
+            x, weight, bias, scale, amax, q, mean, rstd, rows, cols, x.stride(0), eps, layer,
+            bias is not None, zero_centered, FP8_MAX[dtype], block_rows, block_cols, num_warps=num_warps,
+        )  # fmt: skip
+    return q, mean, rstd
+
+
+def activation_cast(
+    x: Tensor, bias: Tensor | None, kind: str, gated: bool, scale: Tensor, amax: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """q [T, F] of act(x + bias), x [T, F], or of act(gate) * up, x [T, 2F] = [gate | up]."""
+    x = as_rows(x)
+    rows, cols = x.shape[0], x.shape[1] // 2 if gated else x.shape[1]
+    q = torch.empty((rows, cols), dtype=dtype, device=x.device)
+    if q.numel() == 0:
+        return q
+    block_rows, block_cols = 4, 1024
+    tiles = ceil_div(rows, block_rows) * ceil_div(cols, block_cols)
+    with on_device_of(x):
+        _activation_cast_kernel[(_programs(tiles, x, 8),)](
+            x, bias, scale, amax, q, rows, cols, x.stride(0), kind, gated, bias is not None, FP8_MAX[dtype],
+            block_rows, block_cols, num_warps=8,
+        )  # fmt: skip
+    return q
+
+
+def activation_cast_backward(
+    dy: Tensor,
+    x: Tensor,
+    bias: Tensor | None,
+    main_grad: Tensor | None,
+    kind: str,
+    gated: bool,
+    scale: Tensor,
+    amax: Tensor,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(dx in fp8 [T, X], transposed [X, T'], dbias [X]); dbias is empty without one or with main_grad."""
+    x, dy = as_rows(x), as_rows(dy)
+    (rows, width), cols = x.shape, dy.shape[1]
+    q = torch.empty((rows, width), dtype=dtype, device=x.device)
+    qt = torch.empty((width, _padded(rows)), dtype=dtype, device=x.device)
+    wanted = bias is not None and main_grad is None
+    dbias = (x if bias is None else bias).new_empty(width if wanted else 0)
+    if x.numel() == 0:
+        return q, qt, dbias.zero_()
+    block_rows, block_cols = 64, 64
+    strips, splits = ceil_div(cols, block_cols), ceil_div(rows, block_rows)
+    splits = min(splits, max(1, ceil_div(4 * num_sms(x.get_device()), strips)))
+    partial = None if bias is None else x.new_empty((splits, width), dtype=torch.float32)
+    with on_device_of(x):
+        _activation_cast_bwd_kernel[(strips * splits,)](
+            dy, x, bias, scale, amax, q, qt, partial, rows, cols, dy.stride(0), x.stride(0), qt.shape[1],
+            splits, kind, gated, bias is not None, FP8_MAX[dtype], block_rows, block_cols, num_warps=8,
+        )  # fmt: skip
+        if partial is not None:
+            column_sums(Sum(partial, dbias if main_grad is None else main_grad, main_grad is not None))
+    return q, qt, dbias
+
+
+def _padded(rows: int) -> int:
+    return ceil_div(rows, GEMM_MULTIPLE) * GEMM_MULTIPLE
+
+
+def _programs(tiles: int, x: Tensor, per_sm: int) -> int:
+    return min(tiles, per_sm * num_sms(x.get_device()))

@@ -1,0 +1,174 @@
+"""A GEMM site in fp8: both operands of all three GEMMs in 8 bits, results in the compute dtype, sums in fp32.
+
+    fprop   y  = x w^T       x, w in E4M3
+    dgrad   dx = dy w        dy in E5M2 (hybrid)
+    wgrad   dw += dy^T x     both transposed copies, straight into main_grad
+
+What a site keeps for backward is the fp8 copy of x: one byte a value. The weight is cast once a step, in both
+layouts, and serves every microbatch. fp8_fused.py joins norm and activation with their casts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from redline.kernels import fp8
+from redline.model.gemm import add_wgrad
+from redline.model.main_grad import main_grad_of
+from redline.model.modules import Linear
+from redline.model.recompute import rebuilt
+from redline.precision.fp8 import Fp8State
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A tensor in fp8, x ~ q * inverse; a layout that nobody asked for is empty."""
+
+    q_TC: Tensor
+    q_CT: Tensor
+    inverse: Tensor
+
+
+class Fp8Gemm:
+    """The fp8 side of one weight: its scalings and its cast copies, kept for a step.
+
+    The copies stay where they are from step to step, so that a captured graph finds them.
+    """
+
+    def __init__(self, site: str, linear: Linear, state: Fp8State) -> None:
+        self.linear, self.state = linear, state
+        self.x, self.w, self.dy = (state.scaling(site, operand) for operand in ("x", "w", "dy"))
+        size_out, size_in = linear.weight.shape
+        device = state.scale.device
+        self.q_OI = torch.zeros((size_out, size_in), dtype=self.w.dtype, device=device)
+        self.q_IO = torch.zeros((size_in, size_out), dtype=self.w.dtype, device=device)
+        self.inverse = torch.ones(1, device=device)
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Cast the weight anew, after an update of the parameters."""
+        q_OI, q_IO, inverse = self.state.cast(self.linear.weight, self.w, columns=True)
+        self.q_OI.copy_(q_OI)
+        self.q_IO.copy_(q_IO)
+        self.inverse.copy_(inverse)
+
+    def fprop(self, q_TI: Tensor, inverse: Tensor, dtype: torch.dtype) -> Tensor:
+        """x W^T in `dtype`, with the bias unless a later operation adds it: [T, I] -> [T, O]."""
+        y_TO: Tensor = fp8.gemm(q_TI, self.q_OI, inverse, self.inverse, dtype, True)
+        if self.linear.bias is not None and not self.linear.defer_bias:
+            y_TO += self.linear.bias
+        return y_TO
+
+    def cast_gradient(self, dy_TO: Tensor, *, columns: bool = True) -> Operand:
+        """The gradient of the output as the operand of dgrad and, with `columns`, of wgrad."""
+        return Operand(*self.state.cast(dy_TO, self.dy, columns=columns))
+
+    def dgrad(self, dy: Operand, dtype: torch.dtype) -> Tensor:
+        """dy W: [T, O] -> [T, I]."""
+        dx_TI: Tensor = fp8.gemm(dy.q_TC, self.q_IO, dy.inverse, self.inverse, dtype, False)
+        return dx_TI
+
+    def wgrad(self, main_grad_OI: Tensor, dy: Operand, q_TI: Tensor, inverse: Tensor) -> None:
+        """main_grad += dy^T x."""
+        fp8.add_wgrad(
+            main_grad_OI, dy.q_CT, fp8.transpose(q_TI, self.state.kernels), dy.inverse, inverse, False
+        )
+
+
+def as_output(y_TO: Tensor, x: Tensor) -> Tensor:
+    """[T, O] -> [..., O], a tensor of its own for autograd: the rotary kernel works in it, in place."""
+    y: Tensor = torch.ops.aten._unsafe_view(y_TO, (*x.shape[:-1], y_TO.shape[1]))
+    return y
+
+
+class Fp8GemmFn(torch.autograd.Function):
+    """y = x W^T + b in fp8. Saves x in fp8, or as it is where the weight gradient is not computed in fp8."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None, gemm: Fp8Gemm, fuse_wgrad: bool
+    ) -> Tensor:
+        x_TI = x.flatten(0, -2)
+        q_TI, _, inverse = gemm.state.cast(x_TI, gemm.x)
+        y_TO = gemm.fprop(q_TI, inverse, x.dtype)
+        ctx.save_for_backward(q_TI if gemm.state.spec.wgrad else x_TI, inverse)
+        ctx.gemm, ctx.fuse_wgrad = gemm, fuse_wgrad
+        ctx.main_grads = main_grad_of(weight_OI), main_grad_of(bias_O)
+        return as_output(y_TO, x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x_TI, inverse = ctx.saved_tensors
+        gemm: Fp8Gemm = ctx.gemm
+        needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        in_fp8 = gemm.state.spec.wgrad
+        dy_TO = dy.flatten(0, -2)
+        operand = gemm.cast_gradient(dy_TO, columns=needs_weight and in_fp8)
+        dx = gemm.dgrad(operand, dy.dtype).view(*dy.shape[:-1], -1) if needs_x else None
+        weight_main_grad, bias_main_grad = ctx.main_grads
+        weight_grad = bias_grad = None
+        if needs_weight:
+            total = weight_main_grad
+            if total is None:
+                total = weight_grad = torch.zeros_like(gemm.linear.weight)
+            if in_fp8:
+                gemm.wgrad(total, operand, x_TI, inverse)
+            else:
+                add_wgrad(total, dy_TO, x_TI.flatten(0, -2), ctx.fuse_wgrad)
+        if needs_bias and bias_main_grad is None:
+            bias_grad = dy_TO.sum(0)
+        elif needs_bias:
+            bias_main_grad += dy_TO.sum(0, dtype=bias_main_grad.dtype)
+        return dx, weight_grad, bias_grad, None, None
+
+
+class Fp8Site:
+    """A Site whose GEMM runs in fp8, after its prologue in the compute dtype; `rebuild` as there."""
+
+    def __init__(
+        self,
+        prologue: Callable[[Tensor], Tensor] | None,
+        gemm: Fp8Gemm,
+        *,
+        fuse_wgrad: bool,
+        rebuild: bool = False,
+    ) -> None:
+        self.prologue, self.gemm, self.fuse_wgrad, self.rebuild = prologue, gemm, fuse_wgrad, rebuild
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.prologue is None:
+            return self._run(x)
+        if not self.rebuild:
+            return self._run(self.prologue(x))
+        if not self.gemm.state.spec.wgrad:
+            return rebuilt(self.prologue, x, self._run)
+        with self._casting_again(self.prologue, x.detach()):
+            return self._run(self.prologue(x))
+
+    def _run(self, x: Tensor) -> Tensor:
+        linear = self.gemm.linear
+        bias_O = None if linear.defer_bias else linear.bias
+        y: Tensor = Fp8GemmFn.apply(x, linear.weight, bias_O, self.gemm, self.fuse_wgrad)
+        return y
+
+    def _casting_again(self, prologue: Callable[[Tensor], Tensor], x: Tensor) -> AbstractContextManager[None]:
+        """Drop the fp8 operand that the GEMM saves; its backward makes it from `x` again, to the bit."""
+
+        def drop(saved: Tensor) -> Tensor | None:
+            return None if saved.dtype == self.gemm.x.dtype else saved
+
+        def again(kept: Tensor | None) -> Tensor:
+            if kept is not None:
+                return kept
+            with torch.no_grad():
+                return self.gemm.state.cast(prologue(x).flatten(0, -2), self.gemm.x)[0]
+
+        return torch.autograd.graph.saved_tensors_hooks(drop, again)

@@ -1,0 +1,111 @@
+"""Which GEMM sites run in fp8, and why the others do not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from redline.choice import Choice
+from redline.config import PrecisionConfig
+from redline.errors import ConfigError
+from redline.formulas.shape import ModelShape
+from redline.hardware import Hardware
+
+ADA = (8, 9)  # the first NVIDIA generation with fp8 units
+MULTIPLE = 16  # of both sizes of a weight; tokens are padded, weights are not
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Plan:
+    """Names of the sites that run in fp8, such as "layers.0.attention.qkv", and the record of why.
+
+    `weights` counts the elements of their matrices.
+    """
+
+    sites: tuple[str, ...]
+    weights: int
+    choices: tuple[Choice, ...]
+
+
+def gemm_sites(shape: ModelShape) -> Iterator[tuple[str, int, int]]:
+    """(name, output size, input size) of every GEMM in the layers, in the model's order."""
+    for layer in range(shape.num_layers):
+        yield f"layers.{layer}.attention.qkv", shape.q_size + 2 * shape.kv_size, shape.hidden
+        yield f"layers.{layer}.attention.proj", shape.hidden, shape.q_size
+        yield f"layers.{layer}.mlp.fc1", shape.fc1_size, shape.hidden
+        yield f"layers.{layer}.mlp.fc2", shape.hidden, shape.ffn
+
+
+def plan_fp8(config: PrecisionConfig, shape: ModelShape, hardware: Hardware) -> Fp8Plan | None:
+    """The sites of this run in fp8; None without `--fp8-format`.
+
+    Raises: ConfigError where the card has no fp8 units, or nothing would be left to run in fp8.
+    """
+    if config.fp8_format is None:
+        return None
+    _require_units(hardware)
+    kept: dict[str, list[str]] = {}
+    sites, weights = [], 0
+    for name, size_out, size_in in gemm_sites(shape):
+        reason = _reason(config, shape, name, size_out, size_in)
+        if reason is None:
+            sites.append(name)
+            weights += size_out * size_in
+        else:
+            kept.setdefault(reason, []).append(name)
+    if not sites:
+        reasons = "; ".join(kept)
+        raise ConfigError(
+            "--fp8-format has nothing to act on.",
+            f"every GEMM of the layers stays in bf16: {reasons}.",
+            "leave it out, or change what keeps them.",
+        )
+    total = len(sites) + sum(map(len, kept.values()))
+    where = "emulated: a CPU has no fp8 units" if hardware.kind == "cpu" else f"{hardware.name} has fp8 units"
+    choices = [
+        Choice(
+            "fp8",
+            config.fp8_format,
+            config.fp8_format,
+            f"{len(sites)} of {total} GEMMs of the layers; {where}",
+        )
+    ]
+    for reason, names in kept.items():
+        choices.append(Choice("in bf16 beside fp8", "fp8", "bf16", f"{_listed(names)}: {reason}"))
+    return Fp8Plan(tuple(sites), weights, tuple(choices))
+
+
+def _require_units(hardware: Hardware) -> None:
+    capability = hardware.compute_capability
+    if hardware.kind == "cuda" and capability is not None and capability < ADA:
+        raise ConfigError(
+            f"--fp8-format cannot run on {hardware.name}.",
+            f"its compute capability is {capability[0]}.{capability[1]}; fp8 units come with 8.9 (Ada).",
+            "train in bf16: leave it out.",
+        )
+
+
+def _reason(config: PrecisionConfig, shape: ModelShape, name: str, size_out: int, size_in: int) -> str | None:
+    """Why a site stays in bf16, or None."""
+    layer = int(name.split(".")[1])
+    if config.first_last_layers_bf16:
+        first, last = config.num_layers_at_start_in_bf16, config.num_layers_at_end_in_bf16
+        if layer < first or layer >= shape.num_layers - last:
+            return "--first-last-layers-bf16"
+    for pattern in config.fp8_keep_bf16:
+        if fnmatchcase(name, pattern):
+            return f"--fp8-keep-bf16 {pattern}"
+    for what, size in (("output", size_out), ("input", size_in)):
+        if size % MULTIPLE:
+            below = size // MULTIPLE * MULTIPLE
+            return (
+                f"its {what} size {size} is no multiple of {MULTIPLE} (the nearest are "
+                f"{below} and {below + MULTIPLE})"
+            )
+    return None
+
+
+def _listed(names: list[str]) -> str:
+    shown = ", ".join(names[:4])
+    return shown if len(names) <= 4 else f"{shown} and {len(names) - 4} more"

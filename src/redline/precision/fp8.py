@@ -1,0 +1,196 @@
+"""The scaling state of fp8 training: a scale, a largest value and a history for each operand of each site.
+
+A GEMM site has three operands: its input x, its weight w and the gradient dy of its output. All sites share
+one tensor of each kind, so that a step ends with a few small kernels and, on several ranks, one collective.
+
+    delayed     scale = max / amax / 2^margin, amax from the last `history` steps ("max" or "most_recent");
+                operands are cast in one pass, by a scale that is known beforehand
+    tensorwise  scale = max / amax of the tensor itself: one more read
+
+Scales are renewed between steps, never within: every microbatch of a step, and a recomputed forward, casts
+alike (Transformer Engine renews after each microbatch). Delayed scaling too measures before it casts in the
+first step of a run, when nothing is known (there Transformer Engine casts by 1 and loses the gradients).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from redline.comm import Group
+from redline.kernels import fp8
+from redline.kernels.fp8 import FP8_MAX
+
+Format = Literal["hybrid", "e4m3"]
+ScalingRecipe = Literal["delayed", "tensorwise"]
+Result = TypeVar("Result")
+Operand = Literal["x", "w", "dy"]
+OPERANDS: tuple[Operand, ...] = ("x", "w", "dy")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fp8Spec:
+    """How operands are cast.
+
+    Attributes:
+        format: "hybrid" (gradients in E5M2, the rest in E4M3) or "e4m3" throughout.
+        recipe: where a scale comes from.
+        margin: scales are divided by 2^margin.
+        interval: steps between renewals of the scales.
+        history_len: steps that a history remembers.
+        algo: which of its values counts: "max" or "most_recent".
+        wgrad: whether weight gradients are computed in fp8 too.
+    """
+
+    format: Format = "hybrid"
+    recipe: ScalingRecipe = "delayed"
+    margin: int = 0
+    interval: int = 1
+    history_len: int = 1024
+    algo: Literal["max", "most_recent"] = "max"
+    wgrad: bool = True
+
+    def dtype(self, operand: Operand) -> torch.dtype:
+        """The format of an operand."""
+        return torch.float8_e5m2 if operand == "dy" and self.format == "hybrid" else torch.float8_e4m3fn
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """What one operand of one site is cast with: one-element views of the state's tensors, and its format."""
+
+    scale: Tensor
+    inverse: Tensor
+    amax: Tensor
+    dtype: torch.dtype
+
+
+class Fp8State:
+    """Scales, largest values and histories of all sites.
+
+    Args:
+        sites: names, in the order of the model.
+        spec: how operands are cast.
+        device: of the tensors.
+        kernels: casts run as Triton kernels.
+        ranks: those that share their largest values, so that all cast alike; None on one process.
+    """
+
+    def __init__(
+        self,
+        sites: Sequence[str],
+        spec: Fp8Spec,
+        device: torch.device | str,
+        ranks: Group | None = None,
+        kernels: bool = False,
+    ) -> None:
+        self.sites, self.spec = tuple(sites), spec
+        size = (len(self.sites), len(OPERANDS))
+        self.scale = torch.ones(size, device=device)
+        self.inverse = torch.ones(size, device=device)
+        self.amax = torch.zeros(size, device=device)
+        self.history = torch.zeros((*size, spec.history_len), device=device)
+        limits = [FP8_MAX[spec.dtype(operand)] for operand in OPERANDS]
+        self._limits = torch.tensor(limits, device=device)
+        self._ranks = ranks
+        self.kernels = kernels
+        self.steps = 0
+
+    @property
+    def measures(self) -> bool:
+        """Whether operands are measured before they are cast: nothing is known of them yet, or by recipe."""
+        return self.spec.recipe == "tensorwise" or self.steps == 0
+
+    def scaling(self, site: str, operand: Operand) -> Scaling:
+        """Views of the one operand; `amax` is raised by casts, the others renewed by `step`."""
+        at = self.sites.index(site), OPERANDS.index(operand)
+        scale, inverse, amax = (
+            tensor[at[0], at[1] : at[1] + 1] for tensor in (self.scale, self.inverse, self.amax)
+        )
+        return Scaling(scale, inverse, amax, self.spec.dtype(operand))
+
+    def casting(
+        self, scaling: Scaling, run: Callable[[Tensor, Tensor, bool], Result]
+    ) -> tuple[Result, Tensor]:
+        """What `run(scale, amax, final)` gives, and the inverse scale that belongs to it.
+
+        `run` casts by `scale` and raises `amax`. Where tensors are measured first it runs twice, and the
+        first time (`final` False) only its largest value counts.
+        """
+        inverse = scaling.inverse
+        if self.measures:
+            amax = torch.zeros_like(scaling.amax)
+            run(scaling.scale, amax, False)
+            limit = FP8_MAX[scaling.dtype] * 2.0**-self.spec.margin
+            scaling.scale.copy_(_scale_of(amax, limit, scaling.scale))
+            inverse = scaling.scale.reciprocal()  # its own: the next cast has another
+            scaling.inverse.copy_(inverse)
+        return run(scaling.scale, scaling.amax, True), inverse
+
+    def cast(
+        self, x_TC: Tensor, scaling: Scaling, *, rows: bool = True, columns: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """(q [T, C], q^T [C, T'], inverse scale [1]); a layout that is not wanted is empty."""
+
+        def run(scale: Tensor, amax: Tensor, final: bool) -> tuple[Tensor, Tensor]:
+            q: tuple[Tensor, Tensor] = fp8.cast(
+                x_TC, scale, amax, scaling.dtype, rows and final, columns and final, self.kernels
+            )
+            return q
+
+        (q, qt), inverse = self.casting(scaling, run)
+        return q, qt, inverse
+
+    def step(self) -> None:
+        """End of an optimizer step: remember its largest values; renew the scales when it is time."""
+        if self._ranks is not None and self._ranks.handle is not None:
+            dist.all_reduce(self.amax, dist.ReduceOp.MAX, group=self._ranks.handle)
+        seen = self.amax.where(self.amax.isfinite(), 0.0)  # an overflow says nothing about a scale
+        self.history[:, :, self.steps % self.spec.history_len] = seen
+        self.steps += 1
+        if self.spec.recipe == "delayed" and self.steps % self.spec.interval == 0:
+            amax = self.history.amax(-1) if self.spec.algo == "max" else seen
+            limits = self._limits * 2.0**-self.spec.margin
+            self.scale.copy_(_scale_of(amax, limits, self.scale))
+            self.inverse.copy_(self.scale.reciprocal())
+        self.amax.zero_()
+
+    def saturated(self) -> Tensor:
+        """bool [sites, 3]: whether a value of this step so far was cut off."""
+        return self.amax * self.scale > self._limits
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Views of what a checkpoint holds, by name; their size does not depend on the steps taken."""
+        found = {}
+        for index, site in enumerate(self.sites):
+            for place, operand in enumerate(OPERANDS):
+                found[f"fp8.history/{site}.{operand}"] = self.history[index, place]
+                found[f"fp8.scale/{site}.{operand}"] = self.scale[index, place : place + 1]
+        return found
+
+    def values(self) -> dict[str, Any]:
+        """The state beside tensors, as JSON values."""
+        return {"steps": self.steps, "history_len": self.spec.history_len, "sites": list(self.sites)}
+
+    def fits(self, values: Mapping[str, Any] | None) -> bool:
+        """Whether `values` and the tensors beside them belong to the same sites and length of history."""
+        wanted = self.values()
+        return values is not None and all(values[key] == wanted[key] for key in ("history_len", "sites"))
+
+    def load_values(self, values: Mapping[str, Any]) -> None:
+        """Take over `values()`; to be called once the tensors are filled."""
+        self.steps = int(values["steps"])
+        self.inverse.copy_(self.scale.reciprocal())
+        self.amax.zero_()
+
+
+def _scale_of(amax: Tensor, limit: Tensor | float, before: Tensor) -> Tensor:
+    """limit / amax; as before where nothing but zeros was seen, or nothing finite; never infinite."""
+    largest = torch.finfo(torch.float32).max
+    scale = (limit / amax).clamp(max=largest)
+    return scale.where((amax > 0) & amax.isfinite(), before)

@@ -1,0 +1,99 @@
+"""fp8 in whole runs: what it begins from, what it says, what an evaluation leaves behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from redline.config import parse_args
+from redline.errors import ConfigError
+from redline.hardware import Hardware
+from redline.plan import make_plan
+
+from .tiny import opened, take_steps, valid_loss
+
+MODEL = {"hidden_size": 32}
+FP8 = {**MODEL, "fp8_format": "hybrid"}
+FLAGS = "--hidden-size 32"
+
+
+def test_a_bf16_checkpoint_continues_in_fp8_and_back(train: Any) -> None:
+    train("run", f"{FLAGS} --bf16 --exit-interval 2")
+    train("run", f"{FLAGS} --bf16 --fp8 --load run --exit-interval 4")
+    back = train("run", f"{FLAGS} --bf16 --load run")
+    bf16 = train("bf16", f"{FLAGS} --bf16")
+    assert back.losses[:2] == bf16.losses[:2]
+    assert back.losses[2:] != bf16.losses[2:]
+    assert back.losses == pytest.approx(bf16.losses, rel=5e-3)
+
+
+def test_another_length_of_history_starts_the_scales_anew(train: Any) -> None:
+    train("run", f"{FLAGS} --fp8 --fp8-amax-history-len 4 --exit-interval 3")
+    resumed = train("run", f"{FLAGS} --fp8 --fp8-amax-history-len 8 --load run")
+    assert len(resumed.losses) == 6 and "fp8 scales" in resumed.output
+
+
+def test_an_evaluation_leaves_training_alone(tmp_path: Path) -> None:
+    plain, evaluated = opened(tmp_path, FP8), opened(tmp_path, FP8)
+    losses = []
+    for run in (plain, evaluated):
+        found = []
+        for _ in range(3):
+            found += [step.loss for step in take_steps(run, 1)]
+            if run is evaluated:
+                valid_loss(run)
+        losses.append(found)
+    assert losses[0] == losses[1]
+
+
+def test_what_stays_in_bf16_is_said(tmp_path: Path) -> None:
+    """B042: the dimension that does not fit is the one that is named, with the sizes that would."""
+    said: list[str] = []
+    run = opened(tmp_path, {**FP8, "ffn_hidden_size": 40, "fp8_keep_bf16": ("*.proj",)}, said.append)
+    reasons = {choice.why for choice in run.choices if choice.what == "in bf16 beside fp8"}
+    fit = "size 40 is no multiple of 16 (the nearest are 32 and 48)"
+    assert reasons == {
+        f"layers.0.mlp.fc1, layers.1.mlp.fc1: its output {fit}",
+        f"layers.0.mlp.fc2, layers.1.mlp.fc2: its input {fit}",
+        "layers.0.attention.proj, layers.1.attention.proj: --fp8-keep-bf16 *.proj",
+    }
+    assert run.state.fp8 is not None and len(run.state.fp8.gemms) == 2
+
+
+RECOMPUTE = {
+    "full": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
+    "selective": {
+        "recompute_granularity": "selective",
+        "recompute_modules": ("layernorm", "activation", "core_attn"),
+    },
+}
+
+
+@pytest.mark.parametrize("how", RECOMPUTE)
+@pytest.mark.parametrize("options", [{}, {"fp8_recipe": "tensorwise"}, {"fp8_wgrad": False}], ids=str)
+def test_recompute_changes_no_bit(how: str, options: dict[str, Any], tmp_path: Path) -> None:
+    """B034, B035: what is computed again is cast as before, over microbatches and steps, the first too."""
+    values = {**FP8, "micro_batch_size": 1, **options}
+    runs = [opened(tmp_path, each) for each in (values, {**values, **RECOMPUTE[how]})]
+    found = [([step.loss for step in take_steps(run, 3)], run.state.tensors()) for run in runs]
+    assert found[0][0] == found[1][0]
+    assert all(torch.equal(tensor, found[1][1][name]) for name, tensor in found[0][1].items())
+
+
+def test_nothing_left_to_run_in_fp8_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="has nothing to act on"):
+        opened(tmp_path, {**FP8, "fp8_keep_bf16": ("*",)})
+
+
+def test_a_card_without_fp8_units_is_refused() -> None:
+    config = parse_args(["--preset", "llama3.2-1b", "--mock-data", "--train-iters", "1", "--fp8"]).config
+    a100 = Hardware(name="NVIDIA A100", kind="cuda", memory_bytes=80 << 30, compute_capability=(8, 0))
+    with pytest.raises(ConfigError, match=r"--fp8-format cannot run on NVIDIA A100\.[^$]*8\.9"):
+        make_plan(config, a100, 128256)
+    h200 = Hardware(name="NVIDIA H200", kind="cuda", memory_bytes=141 << 30, compute_capability=(9, 0))
+    plan = make_plan(config, h200, 128256)
+    assert plan.fp8 is not None and len(plan.fp8.sites) == 64
+    assert plan.memory.fullest.state["fp8_copies"] == 2 * plan.fp8.weights

@@ -1,0 +1,146 @@
+"""fp8 casts against their plain twin, bit for bit where both round once; GEMMs against float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from redline.kernels import fp8
+from redline.kernels.fp8 import reference
+
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+SHAPES = st.tuples(st.sampled_from([1, 3, 16, 50, 129]), st.sampled_from([1, 7, 48, 70]))
+KINDS = [("silu", True), ("tanh", True), ("quick", True), ("exact", False), ("tanh", False)]
+
+
+def tensor(device: str, rows: int, cols: int, seed: int = 0, size: float = 3.0) -> torch.Tensor:
+    values = torch.randn(rows, cols, generator=torch.Generator().manual_seed(seed)) * size
+    return values.to(device, torch.bfloat16)
+
+
+def one(device: str, value: float) -> torch.Tensor:
+    return torch.full((1,), value, device=device)
+
+
+def same(found: torch.Tensor, wanted: torch.Tensor) -> bool:
+    """Equal as numbers (-0 is 0)."""
+    return (
+        found.shape == wanted.shape
+        and found.dtype == wanted.dtype
+        and torch.equal(found.float(), wanted.float())
+    )
+
+
+def nearly(found: torch.Tensor, wanted: torch.Tensor) -> bool:
+    """Equal, but for values whose rounding to bf16 before the cast fell on the other side: 3 in 100.
+
+    Those differ by one step of fp8; where a slope passes through 0, by little beside the largest value.
+    """
+    assert found.shape == wanted.shape and found.dtype == wanted.dtype
+    a, b = found.float(), wanted.float()
+    bound = 0.26 * torch.maximum(a.abs(), b.abs()) + 1e-4 * b.abs().max()
+    return bool(((a - b).abs() <= bound).all()) and (a != b).float().mean().item() <= 0.03
+
+
+@given(shape=SHAPES, dtype=st.sampled_from([E4M3, E5M2]), scale=st.sampled_from([1.0, 37.5, 1e4, 1e-6]))
+@settings(max_examples=12, deadline=None, derandomize=True)
+def test_cast_equals_the_twin_in_both_layouts(device, shape, dtype, scale):
+    x = tensor(device, *shape)
+    found_amax, amax = one(device, 0.0), one(device, 0.0)
+    q, qt = fp8.cast(x, one(device, scale), found_amax, dtype, True, True, True)
+    want, want_t = reference.cast(x, one(device, scale), amax, dtype, True, True)
+    assert same(q, want) and same(qt, want_t)
+    assert found_amax.item() == amax.item() == x.abs().max().item()
+    assert qt.shape[1] % 16 == 0 and not qt[:, shape[0] :].float().any()
+
+
+def test_cast_takes_strides_and_leaves_out_what_nobody_wants(device):
+    x = tensor(device, 32, 96)[:, 16:64]
+    amax = one(device, 0.0)
+    q, qt = fp8.cast(x, one(device, 8.0), amax, E4M3, False, True, True)
+    assert q.numel() == 0 and same(qt, reference.cast(x, one(device, 8.0), amax, E4M3, True, True)[1])
+
+
+def test_values_out_of_range_saturate_and_nan_stays(device):
+    """B037: zeros stay zeros at any scale; denormals and infinities give finite results."""
+    x = torch.tensor([[0.0, -0.0, 1e-38, 1e30, -1e30, torch.inf, torch.nan, 448.0]], device=device)
+    q, _ = fp8.cast(x.bfloat16(), one(device, 1.0), one(device, 0.0), E4M3, True, False, True)
+    values = q.float()[0].tolist()
+    assert values[:6] == [0.0, 0.0, 0.0, 448.0, -448.0, 448.0] and values[7] == 448.0
+    assert values[6] != values[6]
+
+
+def test_amax_only_rises(device):
+    amax = one(device, 100.0)
+    fp8.cast(tensor(device, 8, 8), one(device, 1.0), amax, E4M3, True, False, True)
+    assert amax.item() == 100.0
+
+
+@pytest.mark.parametrize("size", [(50, 48), (16, 33)])
+def test_transpose_pads_with_zeros(device, size):
+    q = tensor(device, *size).to(E5M2)
+    assert same(fp8.transpose(q, True), reference.transposed(q))
+
+
+@pytest.mark.parametrize("layer", [False, True])
+@pytest.mark.parametrize("size", [(5, 48), (33, 70)])
+def test_norm_ends_in_fp8(device, layer, size):
+    x, weight = tensor(device, *size), tensor(device, 1, size[1], 1)[0]
+    bias = tensor(device, 1, size[1], 2)[0] if layer else None
+    found, wanted = one(device, 0.0), one(device, 0.0)
+    options = (weight, bias, layer, 1e-5, True, one(device, 20.0))
+    q, mean, rstd = fp8.norm_cast(x, *options, found, E4M3, True)
+    want_q, want_mean, want_rstd = reference.norm_cast(x, *options, wanted, E4M3)
+    assert nearly(q, want_q)
+    torch.testing.assert_close((mean, rstd), (want_mean, want_rstd), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found, wanted, rtol=2**-7, atol=0)
+
+
+@pytest.mark.parametrize(("kind", "gated"), KINDS)
+@pytest.mark.parametrize("biased", [False, True])
+def test_activation_begins_and_ends_in_fp8(device, kind, gated, biased):
+    rows, cols = 37, 48
+    x, dy = tensor(device, rows, cols), tensor(device, rows, cols // 2 if gated else cols, 1)
+    bias = tensor(device, 1, cols, 2)[0] if biased else None
+    scale, amaxes = one(device, 9.0), [one(device, 0.0) for _ in range(4)]
+    q = fp8.activation_cast(x, bias, kind, gated, scale, amaxes[0], E4M3, True)
+    assert nearly(q, reference.activation_cast(x, bias, kind, gated, scale, amaxes[1], E4M3))
+    main_grads = [torch.zeros(cols, device=device) if biased else None for _ in range(2)]
+    found = fp8.activation_cast_backward(
+        dy, x, bias, main_grads[0], kind, gated, scale, amaxes[2], E5M2, True
+    )
+    wanted = reference.activation_cast_backward(
+        dy, x, bias, main_grads[1], kind, gated, scale, amaxes[3], E5M2
+    )
+    assert nearly(found[0], wanted[0]) and nearly(found[1], wanted[1])
+    torch.testing.assert_close(amaxes[0::2], amaxes[1::2], rtol=2**-7, atol=0)
+    if biased:
+        torch.testing.assert_close(*main_grads, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize(("rows", "size_out", "size_in"), [(50, 32, 48), (16, 64, 16)])
+def test_gemms_of_a_linear(device, rows, size_out, size_in):
+    """Forward, both gradients, a sum over two microbatches, against the values that fp8 tensors stand for."""
+    x, w = tensor(device, rows, size_in), tensor(device, size_out, size_in, 1)
+    dy = tensor(device, rows, size_out, 2)
+    amax, s = one(device, 0.0), one(device, 16.0)
+    (q_x, _), (q_w, q_wt) = (
+        fp8.cast(x, s, amax, E4M3, True, False, True),
+        fp8.cast(w, s, amax, E4M3, True, True, True),
+    )
+    q_dy, q_dyt = fp8.cast(dy, s, amax, E5M2, True, True, True)
+    inverse = s.reciprocal()
+    X, W, D = (q.double() / 16 for q in (q_x, q_w, q_dy))
+
+    def close(found: torch.Tensor, wanted: torch.Tensor, digits: int) -> None:
+        bound = 2.0**-digits * wanted.abs().max().item()
+        torch.testing.assert_close(found.double(), wanted, rtol=0, atol=bound)
+
+    close(fp8.gemm(q_x, q_w, inverse, inverse, torch.bfloat16, False), X @ W.T, 7)
+    close(fp8.gemm(q_dy, q_wt, inverse, inverse, torch.bfloat16, False), D @ W, 7)
+    main_grad = torch.zeros(size_out, size_in, device=device)
+    for _ in range(2):
+        fp8.add_wgrad(main_grad, q_dyt, fp8.transpose(q_x, True), inverse, inverse, False)
+    close(main_grad, 2 * D.T @ X, 12)

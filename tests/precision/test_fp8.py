@@ -1,0 +1,120 @@
+"""The scaling state: histories, renewal, what an Inf, a jump or a sea of zeros does to it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from redline.comm import Group
+from redline.precision import Fp8Spec, Fp8State
+
+SITE = "layers.0.mlp.fc1"
+
+
+def state(**options) -> Fp8State:
+    return Fp8State([SITE], Fp8Spec(**{"history_len": 4, **options}), "cpu")
+
+
+def see(fp8: Fp8State, *largest: float) -> list[float]:
+    """One step with each of these as the largest x; the scale of x after each."""
+    scaling, scales = fp8.scaling(SITE, "x"), []
+    for value in largest:
+        scaling.amax.fill_(value)
+        fp8.step()
+        scales.append(scaling.scale.item())
+    return scales
+
+
+def test_scale_is_the_largest_finite_value_over_the_history():
+    assert see(state(), 2.0, 4.0, 1.0, 1.0, 1.0, 1.0, 1.0) == [
+        224.0,
+        112.0,
+        112.0,
+        112.0,
+        112.0,
+        448.0,
+        448.0,
+    ]
+    assert see(state(algo="most_recent"), 2.0, 4.0, 1.0) == [224.0, 112.0, 448.0]
+
+
+def test_margin_halves_and_interval_waits():
+    assert see(state(margin=2), 2.0) == [56.0]
+    assert see(state(interval=2), 2.0, 4.0, 8.0, 8.0) == [1.0, 112.0, 112.0, 56.0]
+
+
+def test_formats():
+    hybrid, e4m3 = Fp8Spec(), Fp8Spec(format="e4m3")
+    assert [hybrid.dtype(each) for each in ("x", "w", "dy")] == [torch.float8_e4m3fn] * 2 + [
+        torch.float8_e5m2
+    ]
+    assert {e4m3.dtype(each) for each in ("x", "w", "dy")} == {torch.float8_e4m3fn}
+
+
+@pytest.mark.parametrize("bad", [torch.inf, torch.nan])
+def test_what_is_not_finite_leaves_scale_and_history_alone(bad):
+    fp8 = state()
+    assert see(fp8, 2.0, bad, bad) == [224.0] * 3
+    assert fp8.history.isfinite().all()
+
+
+def test_zeros_keep_the_scale_and_tiny_values_never_make_it_infinite():
+    """B037."""
+    assert see(state(algo="most_recent"), 0.0, 2.0, 0.0) == [1.0, 224.0, 224.0]
+    assert see(state(), 1e-44)[0] == torch.finfo(torch.float32).max
+
+
+def test_a_jump_saturates_is_seen_and_is_forgotten_after_the_history():
+    fp8 = state()
+    see(fp8, 1.0)
+    fp8.scaling(SITE, "x").amax.fill_(1000.0)
+    assert fp8.saturated().tolist() == [[True, False, False]]
+    q, _, inverse = fp8.cast(torch.full((16, 16), 1000.0), fp8.scaling(SITE, "x"))
+    assert torch.equal(q.float() * inverse, torch.ones(16, 16))  # cut off at what the scale was made for
+    assert see(fp8, 1000.0, 1.0, 1.0, 1.0, 1.0) == [pytest.approx(0.448)] * 4 + [448.0]
+
+
+def test_the_first_step_measures_before_it_casts():
+    fp8 = state()
+    gradient = torch.full((16, 16), 1e-7)
+    q, _, inverse = fp8.cast(gradient, fp8.scaling(SITE, "dy"))
+    torch.testing.assert_close(q.float() * inverse, gradient, rtol=1e-6, atol=0)
+    assert fp8.measures
+    fp8.step()
+    assert not fp8.measures and Fp8State([SITE], Fp8Spec(recipe="tensorwise"), "cpu").measures
+
+
+def test_an_inverse_scale_outlives_the_next_cast():
+    """Two microbatches in flight under tensorwise scaling: each keeps its own."""
+    fp8 = state(recipe="tensorwise")
+    scaling = fp8.scaling(SITE, "x")
+    first = fp8.cast(torch.full((16, 16), 2.0), scaling)
+    fp8.cast(torch.full((16, 16), 64.0), scaling)
+    assert torch.equal(first[0].float() * first[2], torch.full((16, 16), 2.0))
+
+
+def test_state_is_saved_whole_and_does_not_grow():
+    """B041: the tensors' size does not depend on the steps taken."""
+    fp8, other = state(), state()
+    sizes = {name: tensor.shape for name, tensor in fp8.tensors().items()}
+    see(fp8, 2.0, 4.0, 8.0)
+    assert sizes == {name: tensor.shape for name, tensor in fp8.tensors().items()}
+    for name, tensor in other.tensors().items():
+        tensor.copy_(fp8.tensors()[name])
+    assert other.fits(fp8.values()) and not state(history_len=8).fits(fp8.values())
+    other.load_values(fp8.values())
+    assert see(other, 1.0, 1.0) == see(fp8, 1.0, 1.0)
+
+
+def _share(rank: int, store: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    fp8 = Fp8State([SITE], Fp8Spec(history_len=4), "cpu", Group((0, 1), rank, dist.group.WORLD))
+    assert see(fp8, 2.0 if rank else 8.0) == [56.0]
+    dist.destroy_process_group()
+
+
+def test_ranks_share_their_largest_values(tmp_path):
+    """B039: a scale follows from the maximum over all ranks that cast alike."""
+    mp.spawn(_share, args=(str(tmp_path / "store"),), nprocs=2)
