@@ -110,9 +110,8 @@ def why_not_installed(package: Package) -> str | None:
     try:
         importlib.import_module(package.module)
     except Exception as error:  # a package that does not fit this PyTorch or driver fails in many ways
-        return (
-            f"{package.distribution} does not import: {str(error).splitlines()[0] if str(error) else error!r}"
-        )
+        told = str(error).splitlines()[0] if str(error) else repr(error)
+        return f"{package.distribution} does not import: {told}"
     return None
 
 

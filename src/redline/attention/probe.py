@@ -6,8 +6,9 @@ The conditions of a kernel (head size, length, card, release) differ by version,
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -20,7 +21,8 @@ PROBE_LENGTH = 256
 class Inputs:
     """Tensors as a run hands them over: q, k and v are views of one merged projection [S, B, (N + 2G) D]."""
 
-    def __init__(self, request: Request, seq_length: int, batch: int, *, documents: int = 2) -> None:
+    def __init__(self, request: Request, lengths: Sequence[int], batch: int) -> None:
+        seq_length = sum(lengths)
         N, G, D = request.num_heads, request.num_groups, request.head_dim
         device = request.device_type
         generator = torch.Generator(device).manual_seed(0)
@@ -31,7 +33,7 @@ class Inputs:
             (seq_length, batch, N, D), dtype=request.dtype, device=device, generator=generator
         )
         self.sink_N = torch.zeros(N, dtype=request.dtype, device=device) if request.sinks else None
-        self.mask = mask_of(request, seq_length, batch, documents)
+        self.mask = mask_of(request, lengths, batch)
         self.request = request
 
     def output(self, attention: Attention) -> Tensor:
@@ -49,26 +51,28 @@ class Inputs:
         self.qkv_SBX.grad = None
 
 
-def mask_of(request: Request, seq_length: int, batch: int, documents: int) -> MaskSpec:
-    """The request's mask over documents of equal length, with one entry of padding behind them."""
+def mask_of(request: Request, lengths: Sequence[int], batch: int) -> MaskSpec:
+    """The request's mask over documents of these lengths, with one entry of padding behind them."""
     segments = cu_seqlens = None
     device = request.device_type
     if request.segments:
-        position = torch.arange(seq_length, device=device, dtype=torch.int32)
-        segments = (position * documents // seq_length).expand(batch, -1).contiguous()
+        numbers = [number for number, length in enumerate(lengths) for _ in range(length)]
+        segments = torch.tensor([numbers] * batch, dtype=torch.int32, device=device)
     if request.packed:
-        ends = [seq_length * i // documents for i in range(documents + 1)]
-        cu_seqlens = torch.tensor([*ends, seq_length], dtype=torch.int32, device=device)
-    return MaskSpec(request.causal, segments, request.window, cu_seqlens, seq_length if request.packed else 0)
+        ends = [*accumulate(lengths, initial=0), sum(lengths)]
+        cu_seqlens = torch.tensor(ends, dtype=torch.int32, device=device)
+    longest = max(lengths) if request.packed else 0
+    return MaskSpec(request.causal, segments, request.window, cu_seqlens, longest)
 
 
 def probe(attention: Attention, request: Request) -> str | None:
     """Run `attention` forward and backward on a few tokens; its reason if it refuses the request, or None."""
-    inputs = Inputs(request, min(request.seq_length, PROBE_LENGTH), 1)
+    length = min(request.seq_length, PROBE_LENGTH)
+    inputs = Inputs(request, (length - length // 3, length // 3), 1)
     with _all_warnings() as said, torch.enable_grad():
         try:
             inputs.step(attention)
-        except (RuntimeError, AssertionError, NotImplementedError, ValueError, TypeError) as error:
+        except Exception as error:  # PyTorch, Triton and the packages each raise what they like
             told = [str(warning.message).split(" (Triggered")[0].rstrip(".") for warning in said]
             reasons = [text for text in told if not text.endswith(("because:", "runtime disabled"))]
             first = str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import random
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -15,7 +17,8 @@ from redline.attention.spec import Attention, Request
 WARMUP = 3
 LEAST_ROUNDS, MOST_ROUNDS = 5, 30
 ENOUGH_S = 0.25  # of measuring, once there are LEAST_ROUNDS
-MEAN_DOCUMENT = 700  # tokens, of packed rows
+MEAN_DOCUMENT, LONGEST_DOCUMENT = 700, 8192  # tokens, of packed rows
+SPREAD = 1.2  # of the logarithm of their lengths
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +39,7 @@ def measure(
     backends: Mapping[str, Attention], request: Request, *, most_rounds: int = MOST_ROUNDS
 ) -> dict[str, Timing]:
     """The time of each backend on the request's shape: warmed, then turn by turn, to share the clocks."""
-    inputs = Inputs(
-        request,
-        request.seq_length,
-        request.batch,
-        documents=max(2, request.seq_length // MEAN_DOCUMENT),
-    )
+    inputs = Inputs(request, document_lengths(request), request.batch)
     found: dict[str, Timing] = {}
     ready = dict(backends)
     for name, attention in backends.items():
@@ -49,7 +47,7 @@ def measure(
             for _ in range(WARMUP if most_rounds > 1 else 1):
                 inputs.step(attention)
             _finish(request)
-        except (RuntimeError, AssertionError, ValueError) as error:  # out of memory among them
+        except Exception as error:  # out of memory, and whatever Triton and the packages raise
             found[name] = Timing(failed=str(error).splitlines()[0] if str(error) else type(error).__name__)
             del ready[name]
     samples: dict[str, list[tuple[float, float]]] = {name: [] for name in ready}
@@ -63,6 +61,23 @@ def measure(
     for name, pairs in samples.items():
         found[name] = Timing(*(statistics.median(each) for each in zip(*pairs, strict=True)))
     return {name: found[name] for name in backends}
+
+
+def document_lengths(request: Request) -> list[int]:
+    """Lengths of the documents of a row: skewed where the request tells documents apart, else one.
+
+    Many short documents and few long ones, as texts are: log-normal, of MEAN_DOCUMENT tokens in the mean.
+    """
+    total = request.seq_length
+    if not (request.packed or request.segments):
+        return [total]
+    draw = random.Random(0)
+    center = math.log(MEAN_DOCUMENT) - SPREAD * SPREAD / 2
+    lengths: list[int] = []
+    while (left := total - sum(lengths)) > 0:
+        length = round(draw.lognormvariate(center, SPREAD))
+        lengths.append(max(1, min(length, left, LONGEST_DOCUMENT)))
+    return lengths
 
 
 def _time_one(inputs: Inputs, attention: Attention, request: Request) -> tuple[float, float]:

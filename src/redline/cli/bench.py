@@ -17,16 +17,19 @@ USAGE = """\
 Measure this machine. Results go to a JSON file that names commit, versions and device.
 
 usage: redline bench step [--steps N] [--out FILE] [CONFIG.toml] [flags of `redline train`]
+       redline bench attention [--quick] [--out FILE]
        redline bench kernels [--only NAME ...] [--quick] [--out FILE]
        redline bench data [--tokens N] [--out FILE]
 
-  step     whole optimizer steps: tokens/s, MFU, peak memory (default: 10 steps of the demo)
-  kernels  each fused operator, checked, then timed beside its plain twin, torch.compile, liger-kernel, quack
-  data     document, sample and shuffle indices of a corpus of short documents (default: 100 million tokens)
+  step       whole optimizer steps: tokens/s, MFU, peak memory (default: 10 steps of the demo)
+  attention  each attention backend, checked, then timed over head sizes, lengths, groups, packed or not; and
+             whether --attention-backend auto takes the best
+  kernels    each fused operator, checked, then timed beside its plain twin, torch.compile, liger, quack
+  data       document, sample and shuffle indices of a corpus of short documents (default: 100 million tokens)
 
   --steps N       steps to measure, after 3 that warm up (default: 10)
   --only NAME     this operator alone, for example rms_norm; may be repeated
-  --quick         few rounds of one case an operator (two of the head and loss)
+  --quick         kernels: few rounds of one case an operator (two of the head and loss); attention: few shapes
   --tokens N      size of the corpus (default: 100000000)
   --out FILE      where the result goes, in place of an older one (default: bench-CASE.json)
   --commit REV    the code's commit, where git cannot tell it
@@ -34,9 +37,10 @@ usage: redline bench step [--steps N] [--out FILE] [CONFIG.toml] [flags of `redl
 examples:
   redline bench step
   redline bench step --preset llama3.2-1b --mock-data --train-iters 20 --steps 10 --out 1b.json
+  redline bench attention --quick
   redline bench kernels --only rms_norm --only linear_cross_entropy
   redline bench data --tokens 10000000"""
-CASES = ("step", "kernels", "data")
+CASES = ("step", "attention", "kernels", "data")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -56,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
     out = Path(_take(rest, "--out", f"bench-{case}.json"))
     commit = _take(rest, "--commit", "") or None
     _require_writable(out)  # before the measurement, not after it
-    measure = {"step": _step, "kernels": _kernels, "data": _data}[case]
+    measure = {"step": _step, "attention": _attention, "kernels": _kernels, "data": _data}[case]
     device, rows, code = measure(rest)
 
     from redline.bench import write_result
@@ -97,6 +101,27 @@ def _step(words: list[str]) -> Measured:
     )
     device = next(choice["ran"] for choice in row["choices"] if choice["what"] == "device")
     return device, [row], 0
+
+
+def _attention(words: list[str]) -> Measured:
+    quick = "--quick" in words
+    words[:] = [word for word in words if word != "--quick"]
+    if words:
+        raise UsageError(
+            f"redline bench attention knows no {words[0]!r}.", mend="see `redline bench --help`."
+        )
+
+    import torch
+
+    from redline.bench.attention import all_right, bench_attention
+    from redline.config import read_environment
+    from redline.report.attention import print_attention
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    calibration = read_environment().cache_dir / "calibration.json"
+    rows = bench_attention(device, quick=quick, calibration=calibration, say=print)
+    print_attention(rows)
+    return device, rows, 0 if all_right(rows) else 1
 
 
 def _kernels(words: list[str]) -> Measured:

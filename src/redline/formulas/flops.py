@@ -13,6 +13,7 @@ Two conventions for attention under a causal mask, both in use among published n
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
@@ -89,6 +90,19 @@ def _attention_core(shape: ModelShape, seq_length: int, convention: Convention) 
     """Q K^T and P V: each S x D products for every head and token; kv groups share, so they do not appear."""
     twice = attention_keys_twice(shape, seq_length, convention)
     return FORWARD_AND_BACKWARD * 2 * MULTIPLY_ADD * shape.q_size * twice // 2
+
+
+def attention_pass_flops(
+    lengths: Sequence[int], num_heads: int, head_dim: int, *, causal: bool = True
+) -> tuple[int, int]:
+    """FLOPs of one layer's attention over documents of these lengths: forward, backward.
+
+    Two products forward and five backward, which need the scores again: so the rates of attention kernels are
+    published. A causal mask counts half.
+    """
+    seen = sum(length * length for length in lengths)
+    product = MULTIPLY_ADD * num_heads * head_dim * (seen // 2 if causal else seen)
+    return 2 * product, 5 * product
 
 
 def attention_keys_twice(shape: ModelShape, seq_length: int, convention: Convention = "causal-half") -> int:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from redline.attention.probe import probe
 from redline.attention.spec import AttentionDropout, MaskSpec, Request, check_shapes
 from redline.kernels.common import FUSED_DTYPES, lazily, operator, why_not_on
 
@@ -45,7 +46,10 @@ def supports(request: Request) -> str | None:
         return f"a head of {request.head_dim} channels is above its {MAX_HEAD_DIM}"
     if request.device_type == "cpu" and request.dtype == torch.bfloat16:
         return "Triton's interpreter, which runs it on a CPU, multiplies the bits of bf16, not the values"
-    return why_not_on(request.device_type)
+    if (reason := why_not_on(request.device_type)) or request.device_type == "cpu":
+        return reason
+    told = probe(local_attention, request)  # compiles, which a card with little shared memory may refuse
+    return told and f"its kernels do not run on this card: {told}"
 
 
 _VARIANT = (

@@ -51,7 +51,7 @@ def window_before(config: RunConfig) -> Broken:
     window = config.model.window_size
     if window is None or (window[0] >= 0 and window[1] <= 0):
         return None
-    before = max(window[0], 128)
+    before = window[0] if window[0] >= 0 else 128
     return f"--window-size {window[0]} {window[1]} asks for what cannot be.", f"use --window-size {before} 0."
 
 
