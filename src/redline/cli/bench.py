@@ -29,7 +29,7 @@ usage: redline bench step [--steps N] [--out FILE] [CONFIG.toml] [flags of `redl
 
   --steps N       steps to measure, after 3 that warm up (default: 10)
   --only NAME     this operator alone, for example rms_norm; may be repeated
-  --quick         kernels: few rounds of one case an operator (two of the head and loss); attention: few shapes
+  --quick         few rounds of one case an operator (two of the head and loss); of attention, few shapes
   --tokens N      size of the corpus (default: 100000000)
   --out FILE      where the result goes, in place of an older one (default: bench-CASE.json)
   --commit REV    the code's commit, where git cannot tell it
