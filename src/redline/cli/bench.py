@@ -38,8 +38,7 @@ examples:
   redline bench step
   redline bench step --preset llama3.2-1b --mock-data --train-iters 20 --steps 10 --out 1b.json
   redline bench attention --quick
-  redline bench kernels --only rms_norm --only linear_cross_entropy
-  redline bench data --tokens 10000000"""
+  redline bench kernels --only rms_norm --only linear_cross_entropy"""
 CASES = ("step", "attention", "kernels", "data")
 
 
