@@ -236,7 +236,7 @@ CASES: dict[str, list[tuple[str, str]]] = {
 }  # fmt: skip
 
 FLAT = [(rule, bad, good) for rule, cases in CASES.items() for bad, good in cases]
-TRAINING_ONLY = {"length-stated", "recompute-modules-exist"}
+TRAINING_ONLY = {rule.name for rule in RULES if rule.training}
 
 
 def broken(words: str, *, training: bool) -> dict[str, str]:

@@ -44,6 +44,7 @@ def sequence_parallel_needs_tp(config: RunConfig) -> Broken:
     "use_torch_compile",
     "tensor_model_parallel_size",
     why="a block is compiled as one graph, and the collectives inside its GEMMs are no part of a graph.",
+    training=True,
 )
 def compile_and_tp(config: RunConfig) -> Broken:
     tp = config.parallel.tensor_model_parallel_size
@@ -413,6 +414,7 @@ def fp8_over_half(config: RunConfig) -> Broken:
     "fp8_format",
     "use_torch_compile",
     why="the casts of fp8 keep their scales in a state that a compiled block would freeze.",
+    training=True,
 )
 def fp8_compile(config: RunConfig) -> Broken:
     if config.precision.fp8_format is None or not config.compile.use_torch_compile:
@@ -425,6 +427,7 @@ def fp8_compile(config: RunConfig) -> Broken:
     "fp8_format",
     "tensor_model_parallel_size",
     why="the collectives around a GEMM carry bf16 operands.",
+    training=True,
 )
 def fp8_tensor_parallel(config: RunConfig) -> Broken:
     tp = config.parallel.tensor_model_parallel_size
