@@ -9,6 +9,7 @@ from kernel_accuracy import assert_no_worse
 
 from redline.errors import ConfigError, RedlineError, ShapeError
 from redline.kernels.common import choose
+from redline.kernels.cross_entropy import VocabShard
 from redline.kernels.linear_cross_entropy import LossSpec, bench, linear_cross_entropy, supports
 from redline.kernels.linear_cross_entropy.op import LOGITS_BYTES, default_chunk_tokens
 
@@ -242,3 +243,41 @@ def test_bench_case_times_equal_things(device):
         results.append((loss.detach(), dhidden, inputs[3].clone()))
     torch.testing.assert_close(*results)
     assert case.flops == 6 * 5 * 8 * 40
+
+
+@pytest.mark.parametrize("chunk_tokens", [3, None])
+def test_a_split_head_gives_the_whole_loss(device, chunk_tokens):
+    """Shards in turn, three times: for their maxima, for their sums, for the result. One is all padding."""
+    spec, rows = LossSpec(vocab_size=37, label_smoothing=0.1), 16
+    x, weight, labels, weights = draw(7, 8, 3 * rows, 37, torch.float32, device)
+    said: dict[tuple[str, int], list[torch.Tensor]] = {}
+
+    def run(index: int, final: bool):
+        calls = {"max": 0, "sum": 0}
+
+        def all_reduce(tensor, how):
+            number = calls[how]
+            calls[how] += 1
+            parts = said.setdefault((how, number), [])
+            if len(parts) < 3 and not final:
+                parts.append(tensor.clone())
+            if len(parts) < 3:
+                return tensor
+            whole = torch.stack(parts)
+            return whole.amax(0) if how == "max" else whole.sum(0)
+
+        part = weight[index * rows : (index + 1) * rows]
+        shard = VocabShard(index * rows, rows, all_reduce)
+        return ours(x, part, labels, spec, weights, chunk_tokens=chunk_tokens, shard=shard, impl="triton")
+
+    for index in range(3):
+        run(index, False)
+    said = {key: parts for key, parts in said.items() if key[0] == "max"}
+    for index in range(3):
+        run(index, False)
+    found = [run(index, True) for index in range(3)]
+    loss, dx, dweight = exact(x, weight, labels, spec, weights)
+    for each, _, _ in found:
+        torch.testing.assert_close(each.double(), loss, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(sum(each[1].double() for each in found), dx, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(torch.cat([each[2].double() for each in found]), dweight, rtol=1e-4, atol=1e-5)

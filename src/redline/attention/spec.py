@@ -75,7 +75,7 @@ class DropoutCounters(Protocol):
         """int64 [B]: the number of each sample."""
 
     @property
-    def positions_S(self) -> Tensor | None:  # noqa: N802
+    def queries_S(self) -> Tensor | None:  # noqa: N802
         """int64 [S]: the place of each query in its whole sample; None: in order from 0."""
 
     @property

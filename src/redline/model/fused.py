@@ -221,6 +221,7 @@ def loss_without_logits(
     vocab_size: int,
     label_smoothing: float,
     fuse_wgrad: bool,
+    shard: VocabShard | None = None,
 ) -> Tensor:
     """Head and loss in chunks of tokens. The gradients are made in forward, where the weights are known.
 
@@ -229,7 +230,7 @@ def loss_without_logits(
     main_grad = main_grad_of(weight_VH) if fuse_wgrad else None
     spec = LossSpec(vocab_size, label_smoothing)
     return linear_cross_entropy(
-        hidden_TH, weight_VH, labels_T, spec, weights_T, main_grad=main_grad, impl="triton"
+        hidden_TH, weight_VH, labels_T, spec, weights_T, main_grad=main_grad, shard=shard, impl="triton"
     )
 
 

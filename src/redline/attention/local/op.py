@@ -142,7 +142,7 @@ def variant_of(
         key=dropout.key,
         iteration=state.iteration,
         sample_index=state.sample_index_B,
-        positions=state.positions_S,
+        positions=state.queries_S,
         first_head=state.first_head,
     )
 

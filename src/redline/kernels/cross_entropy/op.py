@@ -209,7 +209,7 @@ class ShardedCrossEntropyFn(torch.autograd.Function):
             stats_4T = _statistics(logits, labels, weights, shard.start, *spec.as_args)
         else:
             stats_4T = statistics_reference(logits, labels, weights, spec, shard.start)
-        loss, lse = _combine(stats_4T, labels, weights, spec, shard.all_reduce)
+        loss, lse = combine_shards(stats_4T, labels, weights, spec, shard.all_reduce)
         ctx.save_for_backward(logits, labels, weights, lse)
         ctx.spec, ctx.start, ctx.fused = spec.as_args, shard.start, fused
         ctx.inplace, ctx.spent = inplace and fused, False
@@ -227,7 +227,7 @@ class ShardedCrossEntropyFn(torch.autograd.Function):
         return grad, None, None, None, None, None, None
 
 
-def _combine(
+def combine_shards(
     stats_4T: Tensor, labels_T: Tensor, weights_T: Tensor | None, spec: LossSpec, all_reduce: AllReduce
 ) -> tuple[Tensor, Tensor]:
     """(loss_T, lse_T) from the shards' statistics: one MAX of T and one SUM of 3 x T elements."""

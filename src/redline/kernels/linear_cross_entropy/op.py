@@ -33,7 +33,10 @@ from redline.kernels.common import (
     use_triton,
     why_not,
 )
+from redline.kernels.cross_entropy import VocabShard
+from redline.kernels.linear_cross_entropy.accumulate import accumulate
 from redline.kernels.linear_cross_entropy.reference import linear_cross_entropy_reference
+from redline.kernels.linear_cross_entropy.sharded import launch_sharded
 from redline.kernels.loss_spec import LossSpec, loss_spec
 from redline.units import GIB
 
@@ -67,6 +70,7 @@ def linear_cross_entropy(
     main_grad: Tensor | None = None,
     grad_scale: Tensor | None = None,
     chunk_tokens: int | None = None,
+    shard: VocabShard | None = None,
     impl: Impl = "auto",
 ) -> Tensor:
     """Weighted sum of the tokens' losses.
@@ -81,29 +85,33 @@ def linear_cross_entropy(
             gradients are recorded; backward then returns none for the weight.
         grad_scale: 0-d, the upstream gradient that backward will bring; None for 1. The result is not scaled.
         chunk_tokens: tokens a chunk; None for the size argued above.
+        shard: the rows of the head that this rank holds; the gradient of the hidden states is then this
+            rank's part of a sum over the ranks. By the kernels only.
 
     Returns: 0-d, fp32 (fp64 for fp64 input). Workspace: chunk_tokens x V logits.
     Raises: ShapeError on shapes that do not fit; ConfigError when impl="triton" cannot run; RuntimeError in
         backward (on a GPU: a device assertion) when main_grad was given and another gradient arrives.
     """
-    _check(hidden_TH, weight_VH, labels_T, weights_T, spec, main_grad)
+    _check(hidden_TH, weight_VH, labels_T, weights_T, spec, main_grad, shard)
     if not use_triton("linear_cross_entropy", impl, supports(hidden_TH, weight_VH)):
+        require(shard is None, "linear_cross_entropy: a share of the head is taken by the kernels only.")
         weight_VH = accumulate_into(weight_VH, main_grad)
         return linear_cross_entropy_reference(hidden_TH, weight_VH, labels_T, spec, weights_T)
     record = torch.is_grad_enabled()
     needs = record and hidden_TH.requires_grad, record and weight_VH.requires_grad
     if chunk_tokens is None:
-        chunk_tokens = default_chunk_tokens(len(hidden_TH), spec.vocab_size, hidden_TH.itemsize)
+        columns = spec.vocab_size if shard is None else shard.size
+        chunk_tokens = default_chunk_tokens(len(hidden_TH), columns, hidden_TH.itemsize)
     loss: Tensor = apply(
         LinearCrossEntropyFn, hidden_TH, weight_VH, labels_T, weights_T, main_grad if needs[1] else None,
-        grad_scale, spec.as_args, chunk_tokens, needs,
+        grad_scale, spec.as_args, chunk_tokens, needs, shard,
     )  # fmt: skip
     return loss
 
 
 def _check(
     hidden_TH: Tensor, weight_VH: Tensor, labels_T: Tensor, weights_T: Tensor | None,
-    spec: LossSpec, main_grad: Tensor | None,
+    spec: LossSpec, main_grad: Tensor | None, shard: VocabShard | None,
 ) -> None:  # fmt: skip
     require(
         hidden_TH.dim() == 2 and weight_VH.dim() == 2 and hidden_TH.shape[1] == weight_VH.shape[1],
@@ -115,24 +123,13 @@ def _check(
         "linear_cross_entropy takes one label and one weight a token.",
     )
     require(
-        weight_VH.shape[0] >= spec.vocab_size,
-        "linear_cross_entropy: the weight has fewer rows than the vocabulary has entries.",
+        weight_VH.shape[0] >= spec.vocab_size if shard is None else weight_VH.shape[0] == shard.size,
+        "linear_cross_entropy: the weight has fewer rows than the vocabulary, or than its share, has.",
     )
     require(
         main_grad is None or main_grad.shape == weight_VH.shape,
         "linear_cross_entropy: main_grad and the weight differ in shape.",
     )
-
-
-def _accumulate(main_grad_VH: Tensor, dlogits_CV: Tensor, hidden_CH: Tensor) -> None:
-    """main_grad += dlogits^T @ hidden, accumulated in main_grad's dtype inside the GEMM where one exists."""
-    dtype = main_grad_VH.dtype
-    if dlogits_CV.dtype == dtype:
-        main_grad_VH.addmm_(dlogits_CV.t(), hidden_CH)
-    elif dlogits_CV.is_cuda and dtype == torch.float32:
-        torch.addmm(main_grad_VH, dlogits_CV.t(), hidden_CH, out_dtype=dtype, out=main_grad_VH)
-    else:
-        main_grad_VH.addmm_(dlogits_CV.t().to(dtype), hidden_CH.to(dtype))
 
 
 def _launch(
@@ -168,7 +165,7 @@ def _launch(
         if needs_hidden:
             torch.mm(logits_CV, used_VH, out=dhidden_TH[chunk])
         if dweight_VH is not None:
-            _accumulate(dweight_VH[:width], logits_CV, hidden_CH)
+            accumulate(dweight_VH[:width], logits_CV, hidden_CH)
     returned = None if main_grad is not None else dweight_VH
     return loss_T, dhidden_TH, weight.new_empty(0) if returned is None else returned.to(weight.dtype)
 
@@ -203,10 +200,13 @@ class LinearCrossEntropyFn(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, weights: Tensor | None,
         main_grad: Tensor | None, grad_scale: Tensor | None,
         spec: tuple[int, float, float], chunk_tokens: int, needs: tuple[bool, bool],
+        shard: VocabShard | None,
     ) -> Tensor:  # fmt: skip
-        loss_T, dhidden, dweight = _forward(
-            hidden, weight, labels, weights, main_grad, grad_scale, *spec, chunk_tokens, *needs
-        )
+        tensors = hidden, weight, labels, weights, main_grad, grad_scale
+        if shard is None:
+            loss_T, dhidden, dweight = _forward(*tensors, *spec, chunk_tokens, *needs)
+        else:
+            loss_T, dhidden, dweight = launch_sharded(*tensors, loss_spec(*spec), shard, chunk_tokens, needs)
         ctx.save_for_backward(dhidden, dweight, grad_scale)
         ctx.needs, ctx.in_main_grad, ctx.spent = needs, main_grad is not None, False
         total: Tensor = loss_T.sum()
@@ -237,5 +237,5 @@ class LinearCrossEntropyFn(torch.autograd.Function):
         return (
             dhidden if ctx.needs[0] else None,
             dweight if returns_weight else None,
-            None, None, None, None, None, None, None,
+            None, None, None, None, None, None, None, None,
         )  # fmt: skip
