@@ -193,7 +193,15 @@ LOGGING = {
     "log_num_zeros_in_grad": see(observe.outcome),
     "log_progress": see(observe.outcome),
 }
+OVERLAPPED = {"tensor_model_parallel_size": 2, "sequence_parallel": True, "tp_comm_overlap": True}
 RANKS = {
+    "tp_comm_overlap": see(observe.ranks, tensor_model_parallel_size=2, sequence_parallel=True),
+    "tp_comm_overlap_method": see(observe.ranks, value="plain", **OVERLAPPED),
+    "tp_comm_overlap_chunks": see(observe.ranks, value=3, **OVERLAPPED),
+    **{
+        f"tp_comm_{name}": see(observe.ranks, **OVERLAPPED)
+        for name in ("overlap_ag", "overlap_rs", "bulk_wgrad", "bulk_dgrad", "overlap_rs_dgrad")
+    },
     "tensor_model_parallel_size": see(observe.ranks, value=2),
     "sequence_parallel": see(observe.ranks, tensor_model_parallel_size=2),
     "distributed_backend": see(observe.choices, value="nccl", refused=2),

@@ -8,11 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from redline.formulas.tp_traffic import tp_of_microbatch, tp_of_step
+from redline.model import shared_parameters
 from redline.run import open_run, train_opened
 
+from .collectives import counted
 from .layouts import GPT, LLAMA, assert_equal, train_all
 from .ranks import on_ranks
-from .tiny import parsed
+from .tiny import parsed, take_steps
 
 
 def tp(size: int, **given: object) -> dict[str, object]:
@@ -103,3 +106,67 @@ def test_b106_a_checkpoint_loads_under_another_size(sizes, one, tmp_path: Path) 
         (seen,) = train_all(size, [values], tmp_path / "cache")
         np.testing.assert_allclose(seen[0].losses, straight.losses[3:], rtol=1e-10)
         assert_equal(seen, replace(straight, losses=straight.losses[3:], grad_norms=straight.grad_norms[3:]))
+
+
+OVERLAP = {**SP, "tp_comm_overlap": True}
+
+
+def test_overlap(one, tmp_path: Path) -> None:
+    """Pieces that travel while others are multiplied change no number, dropout and accumulation included."""
+    variants = [
+        (GPT, tp(2, **OVERLAP)),
+        (LLAMA, tp(2, **OVERLAP, tp_comm_overlap_method="chunked", tp_comm_overlap_chunks=3)),
+        (LLAMA, tp(2, **OVERLAP, tp_comm_overlap_rs_dgrad=True, tp_comm_bulk_wgrad=False)),
+        (GPT, tp(2, **OVERLAP, tp_comm_overlap_ag=False, tp_comm_bulk_dgrad=False)),
+    ]
+    check(one, tmp_path, 2, variants)
+
+
+@pytest.mark.long
+def test_overlap_on_four_ranks(one, tmp_path: Path) -> None:
+    pieces = {"tp_comm_overlap_method": "chunked", "tp_comm_overlap_chunks": 4}
+    check(
+        one,
+        tmp_path,
+        4,
+        [(GPT, tp(4, **OVERLAP)), (LLAMA, tp(2, **OVERLAP)), (QWEN, tp(4, **OVERLAP, **pieces))],
+    )
+
+
+def sent(values, world_size: int, folder: Path):
+    """(formula, counted) of one step on each rank: {kind: (collectives, bytes a rank sends)}."""
+
+    def work(environment):
+        run = open_run(parsed(values), replace(environment, cache_dir=folder), lambda _: None)
+        with counted(run.groups.tp.size) as found:
+            (outcome,) = take_steps(run, 1)
+        microbatch = tp_of_microbatch(
+            run.plan.shape, run.plan.microbatch, sequence=run.state.model.tp.sequence
+        )
+        shared = shared_parameters(
+            run.plan.shape, run.state.model.tp.rank, sequence=run.state.model.tp.sequence
+        )
+        step = tp_of_step(sum(each.size for each in shared.values()), run.plan.dtypes.grad)
+        number = outcome.num_samples // run.config.train.micro_batch_size
+        wanted: dict[str, tuple[int, float]] = {}
+        for times, each in [*((number, each) for each in microbatch), *((1, each) for each in step)]:
+            count, size = wanted.get(each.kind, (0, 0.0))
+            wanted[each.kind] = count + times * each.times, size + times * each.by_rank(run.groups.tp.size)
+        return wanted, dict(found)
+
+    return on_ranks(world_size, work)
+
+
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.long)])
+@pytest.mark.parametrize("sequence", [False, True])
+def test_collectives_and_their_bytes_are_those_of_the_formula(
+    size: int, sequence: bool, tmp_path: Path
+) -> None:
+    for wanted, found in sent({**QWEN, **tp(size, sequence_parallel=sequence)}, size, tmp_path):
+        assert found == wanted
+
+
+def test_pieces_carry_the_same_bytes(tmp_path: Path) -> None:
+    for wanted, found in sent({**LLAMA, **tp(2, **OVERLAP)}, 2, tmp_path):
+        assert sum(size for _, size in found.values()) == sum(size for _, size in wanted.values())
+        assert found["send"][0] > 0 and found["reduce_scatter"][0] > wanted["reduce_scatter"][0]

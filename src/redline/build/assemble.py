@@ -82,7 +82,7 @@ def assemble(
     plan = plan.with_implementation(attention_choice.ran, kernels.fused)
     if "masked_softmax" in kernels.fused:
         attention = partial(unfused_attention, softmax=fused_softmax)
-    tp, tp_choices = tensor_parallel(config, groups or single_process())
+    tp, tp_choices = tensor_parallel(config, plan, groups or single_process(), recipe.compute, device)
     fuse_wgrad = config.kernels.gradient_accumulation_fusion
     ops = fused_ops(kernels.fused, fuse_wgrad=fuse_wgrad)
     model = Transformer(

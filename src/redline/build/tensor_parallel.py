@@ -2,16 +2,115 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
+import torch
+
 from redline.choice import Choice
-from redline.comm import Groups
-from redline.config import RunConfig
+from redline.comm import Group, Groups
+from redline.comm.linked_gemm import Chunked, LinkedGemm, Plain
+from redline.comm.measure import Timing, time_gather_gemm, time_gemm_scatter
+from redline.comm.symmetric import SymmetricMemory, reserve
+from redline.config import OverlapConfig, RunConfig
+from redline.errors import ConfigError
+from redline.formulas.tp_traffic import symmetric_workspace_bytes
 from redline.model import TensorParallel
+from redline.plan import Plan
+
+CHUNKS = 2  # where nobody says, and nothing can be measured
+CANDIDATES = (2, 4)
+Timer = Callable[..., list[Timing]]
 
 
-def tensor_parallel(config: RunConfig, groups: Groups) -> tuple[TensorParallel, tuple[Choice, ...]]:
-    """The axis as the model uses it, and the record of it; one rank has none."""
-    tp = TensorParallel(group=groups.tp, sequence=config.parallel.sequence_parallel)
-    if tp.size == 1:
-        return tp, ()
-    what = "matrices and sequence" if tp.sequence else "matrices"
-    return tp, (Choice("tensor-parallel", str(tp.size), f"{tp.size} ranks", f"as asked: they share {what}"),)
+def tensor_parallel(
+    config: RunConfig, plan: Plan, groups: Groups, dtype: torch.dtype, device: torch.device
+) -> tuple[TensorParallel, tuple[Choice, ...]]:
+    """The axis as the model uses it, and the record of it; one rank has none.
+
+    Raises: ConfigError when a method asked for by name cannot run here.
+    """
+    group, sequence, overlap = groups.tp, config.parallel.sequence_parallel, config.overlap
+    if group.size == 1:
+        return TensorParallel(), ()
+    what = "matrices and sequence" if sequence else "matrices"
+    choices = [Choice("tensor-parallel", str(group.size), f"{group.size} ranks", f"they share {what}")]
+    if not overlap.tp_comm_overlap:
+        return TensorParallel(group=group, sequence=sequence), tuple(choices)
+    candidates, refusal = _candidates(overlap, plan, group)
+    rank = plan.shape.of_rank(group.size)
+    rows = plan.microbatch.tokens // group.size
+    measure = device.type == "cuda"
+
+    def choose(name: str, wanted: bool, timer: Timer, K: int, N: int) -> LinkedGemm:
+        def time(each: Sequence[LinkedGemm]) -> list[Timing]:
+            return timer(each, rows, K, N, dtype, group)
+
+        provider, ran, why = _choose(candidates if wanted else [], time if measure else None)
+        asked = overlap.tp_comm_overlap_method
+        choices.append(Choice(f"tp-comm-overlap, {name}", asked, ran, f"{why}{refusal}" if wanted else why))
+        return provider
+
+    gather = choose("gather", overlap.tp_comm_overlap_ag, time_gather_gemm, rank.hidden, rank.fc1_size)
+    scatter = choose("scatter", overlap.tp_comm_overlap_rs, time_gemm_scatter, rank.ffn, rank.hidden)
+    choices.append(_bulk(overlap))
+    tp = TensorParallel(
+        group=group,
+        sequence=sequence,
+        gather_gemm=gather,
+        gemm_scatter=scatter,
+        bulk_wgrad=overlap.tp_comm_bulk_wgrad,
+        bulk_dgrad=overlap.tp_comm_bulk_dgrad,
+        scatter_dgrad=overlap.tp_comm_overlap_rs_dgrad,
+    )
+    return tp, tuple(choices)
+
+
+def _candidates(overlap: OverlapConfig, plan: Plan, group: Group) -> tuple[list[LinkedGemm], str]:
+    """What may run, and why symmetric memory may not."""
+    method, chunks = overlap.tp_comm_overlap_method, overlap.tp_comm_overlap_chunks
+    reason = None
+    if method in ("auto", "symmetric"):
+        reason = reserve(group, symmetric_workspace_bytes(plan.shape, plan.microbatch, group.size))
+    if method == "symmetric":
+        if reason:
+            raise ConfigError(
+                "--tp-comm-overlap-method symmetric cannot run here.",
+                f"{reason}.",
+                "use --tp-comm-overlap-method auto, or chunked, which runs anywhere.",
+            )
+        return [SymmetricMemory()], ""
+    if method == "plain":
+        return [Plain()], ""
+    if method == "chunked":
+        return [Chunked(chunks or CHUNKS)], ""
+    pieces: list[LinkedGemm] = [Chunked(number) for number in ((chunks,) if chunks else CANDIDATES)]
+    if reason:
+        return [*pieces, Plain()], f"; not symmetric: {reason}"
+    return [*pieces, Plain(), SymmetricMemory()], ""
+
+
+def _choose(
+    candidates: Sequence[LinkedGemm], time: Callable[[Sequence[LinkedGemm]], list[Timing]] | None
+) -> tuple[LinkedGemm, str, str]:
+    """The provider, its name and why it. `time` is None where nothing can be measured."""
+    if not candidates:
+        return Plain(), "plain", "switched off"
+    first = candidates[0]
+    if len(candidates) == 1:
+        return first, first.name, "asked for by name"
+    if time is None:
+        return first, first.name, "nothing is measured on a CPU"
+    timings = time(candidates)
+    times = ", ".join(f"{each.provider.name} {each.ms:.2f} ms" for each in timings)
+    return timings[0].provider, timings[0].provider.name, f"the fastest of {times}"
+
+
+def _bulk(overlap: OverlapConfig) -> Choice:
+    """How the collectives of a column GEMM's backward run."""
+    behind = {"input gathered behind dgrad": overlap.tp_comm_bulk_wgrad}
+    if overlap.tp_comm_overlap_rs_dgrad:
+        behind["gradient scattered with dgrad"] = True
+    else:
+        behind["gradient scattered behind wgrad"] = overlap.tp_comm_bulk_dgrad
+    ran = "; ".join(what for what, on in behind.items() if on) or "in the open"
+    return Choice("tp-comm-overlap, backward", "as asked", ran, "the GEMM of one gradient hides the other's")

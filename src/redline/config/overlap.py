@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from redline.config.flags import Section, flag
-from redline.config.waits import OVERLAP, PIPELINE_PARALLEL, RETIRED, TP_OVERLAP
+from redline.config.waits import OVERLAP, PIPELINE_PARALLEL, RETIRED, USER_BUFFERS
 
 TP_COMM = {"tp_comm_overlap": True}
 
@@ -76,34 +76,36 @@ class OverlapConfig(Section):
     nccl_communicator_config_path: str | None = flag(
         None, metavar="FILE", waits_for=OVERLAP, help="YAML file with settings of each NCCL group."
     )
-    tp_comm_overlap: bool = flag(False, waits_for=TP_OVERLAP, help="Overlap tp collectives with their GEMMs.")
+    tp_comm_overlap: bool = flag(False, help="Overlap tp collectives with their GEMMs.")
+    tp_comm_overlap_method: Literal["auto", "plain", "chunked", "symmetric"] = flag(
+        "auto",
+        own=True,
+        needs=TP_COMM,
+        help="How: in pieces, or over NVLink by symmetric memory; auto: the fastest measured.",
+    )
+    tp_comm_overlap_chunks: int | None = flag(
+        None, own=True, at_least=1, needs=TP_COMM, help="Pieces of each collective; unset: measured, or 2."
+    )
     tp_comm_overlap_cfg: str | None = flag(
         None,
         metavar="FILE",
-        waits_for=TP_OVERLAP,
+        waits_for=USER_BUFFERS,
         needs=TP_COMM,
         help="YAML file with settings of each GEMM.",
     )
-    tp_comm_overlap_ag: bool = flag(
-        True, waits_for=TP_OVERLAP, needs=TP_COMM, help="Overlap all-gather with GEMM."
-    )
-    tp_comm_overlap_rs: bool = flag(
-        True, waits_for=TP_OVERLAP, needs=TP_COMM, help="Overlap GEMM with reduce-scatter."
-    )
+    tp_comm_overlap_ag: bool = flag(True, needs=TP_COMM, help="Overlap all-gather with GEMM.")
+    tp_comm_overlap_rs: bool = flag(True, needs=TP_COMM, help="Overlap GEMM with reduce-scatter.")
     tp_comm_bulk_wgrad: bool = flag(
-        True,
-        waits_for=TP_OVERLAP,
-        needs=TP_COMM,
-        help="Gather the weight gradient's input under the dgrad GEMM.",
+        True, needs=TP_COMM, help="Gather the weight gradient's input under the dgrad GEMM."
     )
     tp_comm_bulk_dgrad: bool = flag(
-        True, waits_for=TP_OVERLAP, needs=TP_COMM, help="Scatter the input's gradient under the wgrad GEMM."
+        True, needs=TP_COMM, help="Scatter the input's gradient under the wgrad GEMM."
     )
     tp_comm_overlap_rs_dgrad: bool = flag(
-        False, waits_for=TP_OVERLAP, needs=TP_COMM, help="Scatter in pieces with the dgrad GEMM instead."
+        False, needs=TP_COMM, help="Scatter in pieces with the dgrad GEMM instead."
     )
     tp_comm_bootstrap_backend: Literal["nccl", "mpi", "gloo"] = flag(
-        "nccl", waits_for=TP_OVERLAP, needs=TP_COMM, help="Group that sets up the overlap's buffers."
+        "nccl", waits_for=USER_BUFFERS, needs=TP_COMM, help="Group that sets up the overlap's buffers."
     )
     tp_comm_split_ag: bool = flag(False, waits_for=RETIRED, help="Older form of --tp-comm-overlap-ag.")
     tp_comm_split_rs: bool = flag(False, waits_for=RETIRED, help="Older form of --tp-comm-overlap-rs.")

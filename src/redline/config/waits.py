@@ -49,7 +49,6 @@ DISTRIBUTED_OPTIMIZER = Waits(
 OVERLAP = Waits(
     "overlap", "it waits for collectives that can overlap with compute.", "leave it out on one process."
 )
-TP_OVERLAP = Waits("tp-overlap", "it waits for tensor parallelism with overlapped collectives.")
 FP8 = Waits("fp8", "it waits for the fp8 recipes.", "train in bf16 (--bf16).")
 FP8_BLOCKS = Waits(
     "fp8-blocks",
@@ -134,6 +133,12 @@ FSDP = Waits(
     "fsdp",
     "Redline shards optimizer states (ZeRO-1), never parameters.",
     "leave it out; one process holds the whole model.",
+    never=True,
+)
+USER_BUFFERS = Waits(
+    "user-buffers",
+    "it sets up Transformer Engine's buffers; Redline overlaps by pieces or by PyTorch's symmetric memory.",
+    "use --tp-comm-overlap-method and --tp-comm-overlap-chunks.",
     never=True,
 )
 OPTIMIZERS = Waits("optimizers", "Redline's optimizer is AdamW.", "use --optimizer adam.", never=True)
