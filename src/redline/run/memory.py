@@ -9,9 +9,15 @@ from pathlib import Path
 
 import torch
 
+from redline.config import RunConfig
 from redline.errors import TrainingError
+from redline.hardware import Hardware
+from redline.plan import Plan
+from redline.plan.lighter import advice, least_needed, lighter_changes
+from redline.units import format_bytes
 
 STATUS, CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+CPU_FAILURE = "DefaultCPUAllocator"
 RESET_PEAK = "5"  # proc(5): writing 5 sets VmHWM back to the current resident size
 
 
@@ -73,13 +79,42 @@ def _max_rss() -> int:
 
 
 @contextmanager
-def out_of_memory_explained() -> Iterator[None]:
-    """Turn the allocator's failure into an error that says what to change."""
+def out_of_memory_explained(config: RunConfig, plan: Plan, hardware: Hardware) -> Iterator[None]:
+    """Turn an allocator's failure into an error: what was predicted, what is there, and what would fit."""
     try:
         yield
-    except torch.OutOfMemoryError as error:
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not _is_out_of_memory(error):
+            raise
+        needed, there = plan.memory.reserved, _available(hardware)
+        changes = lighter_changes(config, plan, hardware, least_needed(plan.memory, there, failed=True))
+        said = str(error).splitlines()[0].split(". ")[0].rstrip(".") if str(error) else "an allocation failed"
         raise TrainingError(
-            "the GPU has no memory left for this run.",
-            why=str(error).split(". ")[0] + ".",
-            mend="lower --micro-batch-size or --seq-length; `redline memory` shows what takes it.",
+            f"{hardware.name} has no memory left for this run.",
+            why=f"{said}; {format_bytes(needed)} were predicted, and {format_bytes(there)} are available.",
+            mend=f"{advice(changes)}; `redline memory` shows what takes it.",
         ) from error
+
+
+def warning_if_too_large(config: RunConfig, plan: Plan, hardware: Hardware) -> str | None:
+    """What to say before anything is allocated for a run that is predicted not to fit."""
+    needed, there = plan.memory.reserved, hardware.memory_bytes
+    if needed <= there:
+        return None
+    changes = lighter_changes(config, plan, hardware, there)
+    return (
+        f"warning: this run is predicted to need {format_bytes(needed)}, and {hardware.name} has "
+        f"{format_bytes(there)}; {advice(changes)}; `redline memory` with these options shows what takes it."
+    )
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    """PyTorch's CPU allocator raises a plain RuntimeError."""
+    return isinstance(error, torch.OutOfMemoryError) or CPU_FAILURE in str(error)
+
+
+def _available(hardware: Hardware) -> int:
+    """What this process could have: on a GPU what is free and what it holds already."""
+    if not torch.cuda.is_available():
+        return hardware.memory_bytes
+    return torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved()

@@ -17,7 +17,7 @@ from redline.hardware import Hardware, detect, with_measured_peak
 from redline.plan import Plan, ScheduleSpec, make_plan
 from redline.run.batches import step_batches
 from redline.run.data import data_prefixes, demo_corpus, open_run_data, wants_demo_corpus
-from redline.run.memory import MemoryMeter
+from redline.run.memory import MemoryMeter, out_of_memory_explained, warning_if_too_large
 from redline.run.ranks import join_ranks
 from redline.run.resume import (
     Start,
@@ -121,7 +121,8 @@ def open_run(parsed: Parsed, environment: Environment, say: Say) -> OpenRun:
     groups = _open_groups(world, plan)
     if device.type == "cpu" and groups.rank == 0:  # no data sheet: the peak is what a matrix product reaches
         hardware = with_measured_peak(hardware, plan.precision)
-    _say_if_too_large(plan, hardware, say)
+    if warning := warning_if_too_large(config, plan, hardware):
+        say(warning)
     splits = first_then_all(
         world.control, leads, lambda: open_run_data(config, plan, vocabulary, environment, demo, say)
     )
@@ -130,9 +131,10 @@ def open_run(parsed: Parsed, environment: Environment, say: Say) -> OpenRun:
     attention = first_then_all(  # one rank of a machine measures, and the others read what it wrote
         world.control, leads, lambda: choose_attention(config, plan, device, calibration)
     )
-    assembly = assemble(
-        config, plan, device, attention, groups=groups, interpret=environment.triton_interpret
-    )
+    with out_of_memory_explained(config, plan, hardware):
+        assembly = assemble(
+            config, plan, device, attention, groups=groups, interpret=environment.triton_interpret
+        )
     plan = assembly.plan
     state = TrainState(assembly.model, assembly.optimizer, fp8=assembly.fp8)
     schedules = plan.schedule
@@ -200,15 +202,6 @@ def _introduce(plan: Plan, choices: Sequence[Choice], splits: DataSplits, say: S
         say(f"and {len(splits.parts) - MOST_PARTS} more, all of them in the summary.")
     for choice in splits.choices:
         say(f"{choice.what}: {choice.ran}: {choice.why}.")
-
-
-def _say_if_too_large(plan: Plan, hardware: Hardware, say: Say) -> None:
-    needed, there = plan.memory.reserved, hardware.memory_bytes
-    if needed > there:
-        say(
-            f"warning: this run is predicted to need {format_bytes(needed)}, and {hardware.name} has "
-            f"{format_bytes(there)}; `redline memory` with the same options shows what takes it."
-        )
 
 
 def _config_and_start(parsed: Parsed, say: Say) -> tuple[RunConfig, Start | None]:

@@ -42,7 +42,7 @@ def run(parsed: Parsed) -> dict[str, Any] | None:
     ):  # before anything is loaded, which may take minutes
         check_folder(Path(options.save), goes_on=goes_on(options))
     try:
-        with out_of_memory_explained(), compile_failure_explained():
+        with compile_failure_explained():
             return train_opened(open_run(parsed, environment, say), started)
     finally:
         close_world()
@@ -57,7 +57,8 @@ def train_opened(run: OpenRun, started: float) -> dict[str, Any] | None:
         if leads:
             say(f"run folder: {folder.root}")
         if not done:
-            return _train_in(folder, run, started)
+            with out_of_memory_explained(run.config, run.plan, run.hardware):
+                return _train_in(folder, run, started)
         if not leads:
             return None
         say(f"nothing is left to train: all {total} steps are done; give more with --train-iters.")
