@@ -15,7 +15,7 @@ from redline.cli.main import main
 TINY = (
     "--num-layers 2 --hidden-size 32 --ffn-hidden-size 48 --num-attention-heads 4 --vocab-size 101 "
     "--seq-length 16 --mock-data --micro-batch-size 2 --global-batch-size 4 --train-iters 6 --eval-iters 2 "
-    "--lr 1e-2 --num-workers 0 --device cpu --threads 1"
+    "--lr 1e-2 --num-workers 0 --device cpu --threads 1 --no-profile-ledger"
 )
 
 Refused = Callable[..., str]

@@ -8,9 +8,11 @@ import io
 import json
 import re
 import signal
+import sys
 import threading
+import types
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,8 @@ from redline.hardware import detect_cpu
 from redline.plan import make_plan
 from redline.run import open_run, train_opened
 from redline.run.data import data_prefixes
+from redline.run.memory import memory_history
+from redline.run.profiling import nsight_capture
 from redline.run.vocabulary import open_vocabulary
 
 from . import layouts
@@ -36,7 +40,16 @@ from .ranks import on_ranks
 from .tiny import TINY_VALUES, Values, opened, parsed, take_steps, valid_batches, valid_loss, words_of
 
 # Of metrics.jsonl: the clock, and what hangs on it or on the machine.
-VARYING = ("tokens_per_s", "step_time_s", "mfu", "flops_per_s", "memory", "memory_now", "time_s")
+VARYING = (
+    "tokens_per_s",
+    "step_time_s",
+    "data_wait_s",
+    "mfu",
+    "flops_per_s",
+    "memory",
+    "memory_now",
+    "time_s",
+)
 
 
 def plan(values: Values, cache: Path) -> str:
@@ -143,6 +156,61 @@ def launched(values: Values, cache: Path) -> str:
         patch.setattr("redline.comm.elastic.launch", lambda words, **options: calls.append(options))
         patch.setattr("redline.run.run", lambda parsed: None)
         train_main(words_of({**TINY_VALUES, **values}))
+    return repr(calls)
+
+
+def sinks(values: Values, cache: Path) -> str:
+    """What a run asks of Weights & Biases, of Prometheus' server, and of whoever watches its throughput."""
+    calls: list[Any] = []
+
+    class Recorder:
+        def __init__(self, *args: Any, **options: Any) -> None:
+            calls.append((args, options))
+
+        def add(self, *args: Any) -> None: ...
+
+        def close(self) -> None: ...
+
+        def look(self, *args: Any) -> None: ...
+
+    wandb = types.ModuleType("wandb")
+    wandb.init = lambda **options: calls.append({**options, "config": None}) or _WandbRun()  # type: ignore
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "wandb", wandb)
+        patch.setattr("redline.run.sinks.PrometheusServer", Recorder)
+        patch.setattr("redline.run.actions.ThroughputWatch", Recorder)
+        _train({"save": "run", **values}, cache)
+    return repr(calls)
+
+
+class _WandbRun:
+    def log(self, values: Any, step: int) -> None: ...
+
+    def finish(self) -> None: ...
+
+
+def gpu_tools(values: Values, cache: Path) -> str:
+    """What is asked of the GPU's own tools around steps; there is none, so they are recorded."""
+    calls: list[Any] = []
+
+    def noted(name: str) -> Any:
+        return lambda *args, **options: calls.append((name, args, options)) or nullcontext()
+
+    options, device = parsed(values).config.logging, torch.device("cuda")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "synchronize", noted("synchronize"))
+        patch.setattr(
+            torch.cuda,
+            "cudart",
+            lambda: types.SimpleNamespace(cudaProfilerStart=noted("start"), cudaProfilerStop=noted("stop")),
+        )
+        patch.setattr(torch.autograd.profiler, "emit_nvtx", noted("nvtx"))
+        patch.setattr(torch.cuda.memory, "_record_memory_history", noted("record"))
+        patch.setattr(torch.cuda.memory, "_dump_snapshot", noted("snapshot"))
+        with memory_history(options, device, 0):
+            if (capture := nsight_capture(options, device)) is not None:
+                capture.start()
+                capture.stop((1,))
     return repr(calls)
 
 

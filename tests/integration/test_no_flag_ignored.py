@@ -74,6 +74,7 @@ DOCUMENTS = {**FILE, "tokenizer_type": "NullTokenizer", "vocab_size": 100}
 SAMPLES = {"train_iters": None, "train_samples": 24}
 CUSTOM = {"vocab_size": 1000}
 WSD = {"lr_decay_style": "WSD", "lr_wsd_decay_iters": 3}
+TRACED = {"use_pytorch_profiler": True, "profile_step_start": 1}
 BROKEN = {"init_method_std": 1e30}
 RESUMED = {"load": "@run", "train_iters": 5}
 OTHER_SCHEDULE = {**RESUMED, "lr_decay_style": "cosine"}
@@ -192,6 +193,23 @@ LOGGING = {
     "log_params_norm": see(observe.outcome),
     "log_num_zeros_in_grad": see(observe.outcome),
     "log_progress": see(observe.outcome),
+    "throughput_drop": see(observe.sinks),
+    "profile_ledger": see(observe.outcome, value=True),
+    "ledger_interval": see(observe.outcome, value=2, train_iters=9),
+    "profile": see(observe.outcome, refused=2),  # for Nsight: a CPU has nothing to show there
+    "profile_step_start": see(observe.outcome, value=2, profile_step_end=4, use_pytorch_profiler=True),
+    "profile_step_end": see(observe.outcome, value=4, **TRACED),
+    "profile_ranks": see(observe.outcome, value=(1,), **TRACED),
+    "use_pytorch_profiler": see(observe.outcome, refused=1, profile_step_start=1),
+    "nvtx_ranges": see(observe.gpu_tools),
+    "record_memory_history": see(observe.outcome, refused=2),
+    "memory_snapshot_path": see(observe.gpu_tools),
+    "wandb_project": see(observe.sinks),
+    "wandb_exp_name": see(observe.sinks),
+    "wandb_save_dir": see(observe.sinks),
+    "wandb_entity": see(observe.sinks),
+    "prometheus_port": see(observe.sinks),
+    "prometheus_address": see(observe.sinks),
 }
 OVERLAPPED = {"tensor_model_parallel_size": 2, "sequence_parallel": True, "tp_comm_overlap": True}
 RANKS = {

@@ -25,6 +25,10 @@ COMMANDS = {
     "memory": ("redline.cli.memory", "parameters, FLOPs and predicted memory of a configuration"),
     "data": ("redline.cli.data", "prepare text, JSONL or Parquet for training; inspect prepared data"),
     "doctor": ("redline.cli.doctor", "why a training job is slow, and what to change"),
+    "ledger": (
+        "redline.cli.ledger",
+        "where the time of a profiled step went: of a run, or of any PyTorch trace",
+    ),
     "bench": ("redline.cli.bench", "measure this machine: training steps, fused operators, index building"),
 }
 EXAMPLES = """\

@@ -6,7 +6,7 @@ pairs.py        the same with gradients
 linked_gemm.py  a collective and a GEMM as one: plain, or in pieces
 """
 
-from redline.comm.agree import first_then_all, from_first, gathered, largest, together
+from redline.comm.agree import every, first_then_all, from_first, gathered, largest, together
 from redline.comm.groups import Group, Groups, open_groups, single_process
 from redline.comm.start import Meeting, World, close_world, open_world
 
@@ -16,6 +16,7 @@ __all__ = [
     "Meeting",
     "World",
     "close_world",
+    "every",
     "first_then_all",
     "from_first",
     "gathered",

@@ -42,6 +42,16 @@ def first_then_all(group: Group, leads: bool, make: Callable[[], Result]) -> Res
     return together(group, lambda: make() if early is None else early)
 
 
+def every(group: Group, make: Callable[[], Result]) -> list[Result]:
+    """What `make` returns on each rank, in the order of the group; an error of one is raised on all."""
+    if group.handle is None:
+        return [make()]
+    found: list[Result | None] = [None] * group.size
+    mine = together(group, make)
+    dist.all_gather_object(found, mine, group=group.handle)
+    return [each for each in found if each is not None]
+
+
 def from_first(group: Group, make: Callable[[], Result]) -> Result:
     """What `make` returns on the first rank, on every rank; an error there is raised everywhere."""
     if group.handle is None:

@@ -101,7 +101,12 @@ CHECKS = Waits(
     "it waits for further anomaly checks.",
     "rely on --check-for-nan-in-loss-and-grad, which is on.",
 )
-PROFILING = Waits("profiling", "it waits for the profiler and the ledger's account of a trace.")
+TIMERS = Waits(
+    "timers",
+    "the ledger accounts for every instant of a step, without timers inside it.",
+    "use --profile-ledger, which is on, and --ledger-interval.",
+    never=True,
+)
 LOGGING = Waits("logging", "it waits for further metrics.", "leave it out; metrics.jsonl holds every step.")
 LOCAL_CHECKPOINTS = Waits(
     "local-checkpoints",

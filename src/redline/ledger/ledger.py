@@ -1,18 +1,26 @@
-"""The append-only record of a run: metrics.jsonl, TensorBoard, and statistics for the summary."""
+"""The append-only record of a run: metrics.jsonl, TensorBoard, other sinks, statistics for the summary."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from redline.ledger.metrics import StepRecord, ValidRecord, append_record, open_metrics
 from redline.ledger.statistics import WARMUP_STEPS, RunStatistics
 from redline.ledger.tensorboard import EventWriter
 
 METRICS_FILE = "metrics.jsonl"
+
+
+class Sink(Protocol):
+    """A further place that the numbers of a run go to."""
+
+    def add(self, step: int, scalars: Mapping[str, float]) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class Ledger:
@@ -31,14 +39,18 @@ class Ledger:
         tensorboard_dir: Path | None = None,
         tensorboard_interval: int = 1,
         warmup_steps: int = WARMUP_STEPS,
+        sinks: Sequence[Sink] = (),
     ) -> None:
         self.path = run_dir / METRICS_FILE
         self.statistics = RunStatistics(warmup_steps)
         self.last_valid: ValidRecord | None = None
+        self._sinks = list(sinks)
         self._events: EventWriter | None = None
         self._interval = tensorboard_interval
         with ExitStack() as opened:
             self._metrics = opened.enter_context(open_metrics(self.path, resumed_step))
+            for sink in self._sinks:  # a failure below must not leave them open
+                opened.callback(sink.close)
             if tensorboard_dir is not None:
                 self._events = EventWriter(tensorboard_dir, resumed_step)
             opened.pop_all()
@@ -59,11 +71,12 @@ class Ledger:
 
     def close(self) -> None:
         """Close the files; recording is then over."""
-        try:
-            self._metrics.close()
-        finally:
+        with ExitStack() as closing:
+            for sink in self._sinks:
+                closing.callback(sink.close)
             if self._events is not None:
-                self._events.close()
+                closing.callback(self._events.close)
+            closing.callback(self._metrics.close)
 
     def __enter__(self) -> Ledger:
         return self
@@ -75,13 +88,18 @@ class Ledger:
 
     def _append(self, prefix: str, step: int, record: Mapping[str, Any]) -> None:
         append_record(self._metrics, record)
-        if self._events is not None and (prefix != "train" or step % self._interval == 0):
-            scalars = {
-                f"{prefix}/{name}": float(value)
-                for name, value in record.items()
-                if isinstance(value, int | float) and name != "step"
-            }
+        shown = self._events is not None and (prefix != "train" or step % self._interval == 0)
+        if not shown and not self._sinks:
+            return
+        scalars = {
+            f"{prefix}/{name}": float(value)
+            for name, value in record.items()
+            if isinstance(value, int | float) and name != "step"
+        }
+        if self._events is not None and shown:
             self._events.add(step, scalars)
+        for sink in self._sinks:
+            sink.add(step, scalars)
 
 
 def open_ledger(
@@ -91,6 +109,7 @@ def open_ledger(
     tensorboard_dir: Path | None = None,
     tensorboard_interval: int = 1,
     warmup_steps: int = WARMUP_STEPS,
+    sinks: Sequence[Sink] = (),
 ) -> Ledger:
     """Open the record of a run in `run_dir`.
 
@@ -100,6 +119,7 @@ def open_ledger(
         tensorboard_dir: where TensorBoard events go, None for none.
         tensorboard_interval: steps between the training points shown there.
         warmup_steps: left out of the medians.
+        sinks: get the same numbers, and are closed with the ledger.
 
     Raises:
         TrainingError: the folder holds another run's metrics, or cannot be written.
@@ -111,4 +131,5 @@ def open_ledger(
         tensorboard_dir=tensorboard_dir,
         tensorboard_interval=tensorboard_interval,
         warmup_steps=warmup_steps,
+        sinks=sinks,
     )

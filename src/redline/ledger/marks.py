@@ -3,10 +3,11 @@
 step/profile.py writes `redline:<key>=<value>`:
 
     step        number of the step: from the wait for its data to the end of its periodic actions
-    microbatch  index inside the step
     phase       forward, backward, recompute, optimizer
     layer       index of the block
-    module      embedding, attention, mlp, norm, qkv, proj, fc1, fc2, core_attention, head, ...
+    module      inside a block attention, attention.norm, attention.qkv, core_attention, mlp.fc1, ...;
+                outside embedding, final_norm, head
+    region      any other part of a step
     host        what the host does besides: data, logging, checkpoint, evaluation
 """
 
@@ -19,7 +20,7 @@ from typing import Literal
 from redline.ledger.trace import MODULE_CALL
 
 PREFIX = "redline:"
-Key = Literal["step", "microbatch", "phase", "layer", "module", "host"]
+Key = Literal["step", "phase", "layer", "module", "region", "host"]
 
 # Marks that PyTorch itself and common trainers write.
 _FOREIGN: tuple[tuple[re.Pattern[str], Key, str], ...] = (

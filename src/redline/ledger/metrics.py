@@ -28,7 +28,8 @@ class StepRecord:
         lr: the rate this step used.
         grad_norm: global norm before clipping.
         tokens_per_s: of all devices together.
-        step_time_s: wall time of the step.
+        step_time_s: wall time of the step, the wait for its data included.
+        data_wait_s: that wait.
         memory: bytes in use at the peak of the run so far, on this device.
         consumed_samples: sequences consumed after this step.
         global_batch_size: sequences of this step.
@@ -38,6 +39,7 @@ class StepRecord:
         loss_scale: that the gradients carried.
         skipped: whether the update was left out (overflow, NaN).
         nonfinite: what was NaN or infinite in this step, beyond an overflow that the loss scale explains.
+        profiled: whether a profiler watched it, which takes time: it has no part in medians.
         extra: further values by name; each becomes a key of the record.
     """
 
@@ -50,12 +52,14 @@ class StepRecord:
     memory: int
     consumed_samples: int
     global_batch_size: int
+    data_wait_s: float = 0.0
     mfu: float | None = None
     flops_per_s: float | None = None
     memory_now: int | None = None
     loss_scale: float = 1.0
     skipped: bool = False
     nonfinite: str | None = None
+    profiled: bool = False
     extra: Mapping[str, float | int | str | None] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:

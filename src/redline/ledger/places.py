@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from redline.formulas.recorded import operator_flops
 from redline.ledger.marks import read_mark
 from redline.ledger.trace import RUNTIME_CATEGORIES, HostEvent, Trace
 
@@ -53,6 +54,8 @@ class Where:
         operators: index of the innermost operator at each event, itself included; -1 for none.
         forwards: of an event inside a backward node, the index of the forward operator; -1 otherwise.
         steps: (start, end, number) of the marked steps.
+        by_correlation: the runtime call of each correlation.
+        wrappers: operators whose FLOPs are those of another inside them (linear around addmm).
     """
 
     events: Sequence[HostEvent]
@@ -62,6 +65,7 @@ class Where:
     forwards: list[int]
     steps: list[tuple[int, int, int]]
     by_correlation: dict[int, int]
+    wrappers: frozenset[int]
 
 
 class _Pass:
@@ -155,4 +159,16 @@ def locate(trace: Trace) -> Where:
         if event.correlation:
             by_correlation[event.correlation] = index
     steps = sorted(walk.steps)
-    return Where(events, parents, walk.places, walk.operators, walk.forwards, steps, by_correlation)
+    wrappers = _wrappers(events, parents)
+    return Where(events, parents, walk.places, walk.operators, walk.forwards, steps, by_correlation, wrappers)
+
+
+def _wrappers(events: Sequence[HostEvent], parents: Sequence[int]) -> frozenset[int]:
+    found: set[int] = set()
+    for index, event in enumerate(events):
+        if event.dims and operator_flops(event.name, event.dims) is not None:
+            around = parents[index]
+            while around >= 0 and around not in found:
+                found.add(around)
+                around = parents[around]
+    return frozenset(found)

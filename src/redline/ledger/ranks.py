@@ -24,7 +24,6 @@ def join_ranks(accounts: Sequence[StepAccount]) -> StepAccount:
     ideals = [rank.ideal_ms for rank in ranks if rank.ideal_ms is not None]
     ideal_ms = sum(ideals) / count if len(ideals) == count else None
     ms = {key: sum(rank.loss_ms(key) for rank in ranks) / count for key in CAUSES}
-    overheads = [each.overhead for each in accounts if each.overhead is not None]
     return replace(
         accounts[0],
         wall_ms=wall_ms,
@@ -35,7 +34,6 @@ def join_ranks(accounts: Sequence[StepAccount]) -> StepAccount:
         modules=_modules(accounts, count),
         ranks=ranks,
         spread=tuple(_spread(ranks)),
-        overhead=sum(overheads) / len(overheads) if overheads else None,
     )
 
 

@@ -150,7 +150,6 @@ def _account(
     rank = RankAccount(
         rank=trace.rank, wall_ms=wall_ms, ideal_ms=ideal_ms, mfu=mfu, losses=losses, source=trace.source
     )
-    step_ms = reference.step_ms
     return StepAccount(
         reference=reference,
         steps=window.numbers,
@@ -161,7 +160,6 @@ def _account(
         operators=operator_rows(owned, where, window.count, reference),
         modules=module_rows(owned, where, window.count),
         ranks=(rank,),
-        overhead=None if not step_ms else wall_ms / step_ms - 1,
     )
 
 

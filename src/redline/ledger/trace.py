@@ -103,7 +103,14 @@ def read_trace(path: Path) -> Trace:
 
     Raises: DataError when it cannot be read, is no trace, or holds no event that takes time.
     """
-    content = _bytes_of(path)
+    return parse_trace(_bytes_of(path), path)
+
+
+def parse_trace(content: bytes, path: Path) -> Trace:
+    """The same of a file's content; `path` is what messages call it.
+
+    Raises: DataError when it is no trace, or holds no event that takes time.
+    """
     with _no_collection():
         try:
             reader, facts = _decode(content)

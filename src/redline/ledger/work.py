@@ -171,4 +171,5 @@ def cost_of(call: int, where: Where) -> tuple[float | None, float | None]:
     if call < 0:
         return None, None
     event = where.events[call]
-    return operator_flops(event.name, event.dims), operator_bytes(event.name, event.dims, event.types)
+    flops = None if call in where.wrappers else operator_flops(event.name, event.dims)
+    return flops, operator_bytes(event.name, event.dims, event.types)

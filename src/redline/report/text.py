@@ -11,12 +11,13 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from redline.ledger import StepRecord, ValidRecord
+from redline.report.ledger_text import waterfall_view
+from redline.report.tables import new_table
 from redline.units import GIB, format_bytes, format_count, format_duration, format_flops_per_s
 
 
@@ -81,6 +82,8 @@ def summary_view(document: Mapping[str, Any]) -> RenderableType:
     ]
     if document.get("predicted_memory") or document.get("measured_memory_bytes"):
         parts.append(_memory(document))
+    if document.get("ledger"):
+        parts.append(waterfall_view(document["ledger"]))
     if document.get("choices"):
         parts.append(_choices(document["choices"]))
     if document.get("files"):
@@ -164,13 +167,6 @@ def key_values(title: str, rows: Iterable[tuple[str, str]]) -> Table:
     for name, value in rows:
         table.add_row(name, Text(str(value)))
     return table
-
-
-def new_table(title: str) -> Table:
-    """An empty table in the style of all reports."""
-    return Table(
-        title=Text(title), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False
-    )
 
 
 def _extra(name: str, value: float | int | str) -> str:

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from redline.checkpoint import AsyncWriter, save_checkpoint
+from redline.comm import from_first
 from redline.errors import TrainingError
 from redline.files import os_errors_as
 from redline.ledger import Ledger, StepRecord, ValidRecord, mfu
@@ -14,7 +15,9 @@ from redline.run.batches import eval_batches
 from redline.run.display import Display
 from redline.run.folder import RunFolder
 from redline.run.opening import OpenRun
+from redline.run.profiling import Profiling
 from redline.run.resume import checkpoint_values
+from redline.run.throughput import ThroughputWatch
 from redline.step import Action, StepOutcome, evaluate
 from redline.units import format_duration
 
@@ -38,8 +41,12 @@ class RunActions:
         ledger: Ledger | None,
         display: Display,
         writer: AsyncWriter | None,
+        profiling: Profiling,
     ) -> None:
         self.run, self.folder, self.ledger, self.display = run, folder, ledger, display
+        self._profiling = profiling
+        options = run.config.logging
+        self._watch = ThroughputWatch(options.throughput_drop) if options.log_throughput else None
         self.saved: Path | None = None
         self._writer = writer
         self._flops = run.plan.flops["causal-half"]
@@ -49,6 +56,9 @@ class RunActions:
         train, checkpoint = self.run.config.train, self.run.config.checkpoint
         evaluates = self.run.splits.valid is not None
         actions = [Action("record", 1, self.record)]
+        if self._watch is not None:
+            interval = self.run.config.logging.log_interval
+            actions.append(Action("throughput", interval, lambda _: self.watch()))
         if evaluates:
             actions.append(
                 Action("evaluate", train.eval_interval, lambda _: self.evaluate("valid"), at_end=True)
@@ -64,15 +74,30 @@ class RunActions:
         if self.ledger is None:
             return
         self.ledger.record(record)
+        if self._watch is not None:
+            self._watch.add(record)
         self.display.step(record)
         result = outcome.result
         if not result.applied:
             cause = f"overflow under the loss scale {result.loss_scale:g}: " if result.overflow else ""
             self.display.message(f"step {record.step} skipped: {cause}{result.nonfinite}")
 
+    def watch(self) -> None:
+        """Say when throughput has fallen, and have all ranks capture the next step for the cause."""
+
+        def look() -> str | None:
+            assert self._watch is not None and self.ledger is not None
+            return self._watch.look(self.run.state.iteration, self.ledger.statistics)
+
+        warning = from_first(self.run.groups.control, look)
+        if warning is not None:
+            self.display.message(warning)
+            self._profiling.look_next(self.display.message)
+
     def _record(self, outcome: StepOutcome) -> StepRecord:
         run, state, result = self.run, self.run.state, outcome.result
-        tokens_per_s = outcome.num_tokens / outcome.time_s
+        time_s = outcome.wait_s + outcome.time_s
+        tokens_per_s = outcome.num_tokens / time_s
         reached = mfu(self._flops, tokens_per_s / run.groups.world.size, run.hardware, run.plan.precision)
         extra: dict[str, float | int | str | None] = {}
         if run.config.logging.log_params_norm:
@@ -85,7 +110,8 @@ class RunActions:
             lr=outcome.lr,
             grad_norm=result.grad_norm,
             tokens_per_s=tokens_per_s,
-            step_time_s=outcome.time_s,
+            step_time_s=time_s,
+            data_wait_s=outcome.wait_s,
             memory=run.meter.peak_bytes(),
             memory_now=run.meter.now_bytes(),
             consumed_samples=state.consumed_samples,
@@ -95,6 +121,7 @@ class RunActions:
             loss_scale=result.loss_scale,
             skipped=not result.applied,
             nonfinite=None if result.nonfinite is None or result.overflow else str(result.nonfinite),
+            profiled=self._profiling.busy,
             extra=extra,
         )
 

@@ -4,6 +4,7 @@ config.toml        the resolved configuration, reusable as `redline train config
 metrics.jsonl      one object a step
 tensorboard/       the same numbers for TensorBoard
 checkpoints/       iter_0000100/, ..., latest
+ledger.json        where the time of the profiled steps went; their traces beside it
 summary.json       predicted and measured: what the run reached, and every choice with its reason
 """
 
@@ -21,6 +22,7 @@ from pathlib import Path
 from redline.config import CheckpointConfig
 from redline.errors import ConfigError, TrainingError
 from redline.files import os_errors_as, write_text_atomic
+from redline.ledger import LEDGER_FILE
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,10 @@ class RunFolder:
     @property
     def checkpoints(self) -> Path:
         return self.root / "checkpoints"
+
+    @property
+    def ledger(self) -> Path:
+        return self.root / LEDGER_FILE
 
     @property
     def summary(self) -> Path:

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import torch
 
-from redline.config import RunConfig
+from redline.config import InvalidConfigError, LoggingConfig, Problem, RunConfig
 from redline.errors import TrainingError
+from redline.files import os_errors_as
 from redline.hardware import Hardware
 from redline.plan import Plan
 from redline.plan.lighter import advice, least_needed, lighter_changes
@@ -118,3 +119,32 @@ def _available(hardware: Hardware) -> int:
     if not torch.cuda.is_available():
         return hardware.memory_bytes
     return torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved()
+
+
+@contextmanager
+def memory_history(options: LoggingConfig, device: torch.device, rank: int) -> Iterator[None]:
+    """With --record-memory-history, every allocation inside, in a file that PyTorch's viewer reads.
+
+    The file is written at the end, however that comes: also when memory runs out. Ranks but the first put
+    their number before its suffix.
+
+    Raises:
+        InvalidConfigError: on a device without an allocator to watch.
+        TrainingError: the file cannot be written.
+    """
+    if not options.record_memory_history:
+        yield
+        return
+    if device.type != "cuda":
+        what, why = "--record-memory-history needs a GPU.", "it watches the allocator of the GPU's memory."
+        flags = ("--record-memory-history",)
+        raise InvalidConfigError([Problem("memory-history-needs-cuda", what, why, "leave it out.", flags)])
+    path = Path(options.memory_snapshot_path)
+    path = path.with_stem(f"{path.stem}-rank{rank}") if rank else path
+    torch.cuda.memory._record_memory_history()
+    try:
+        yield
+    finally:
+        with os_errors_as(TrainingError, path, "write"):
+            torch.cuda.memory._dump_snapshot(str(path))
+        torch.cuda.memory._record_memory_history(enabled=None)

@@ -21,8 +21,10 @@ from redline.ledger import Ledger, open_ledger, read_summary, write_summary
 from redline.run.actions import RunActions
 from redline.run.display import Display, say
 from redline.run.folder import RunFolder, check_folder, goes_on, name_run, open_folder
-from redline.run.memory import out_of_memory_explained
+from redline.run.memory import memory_history, out_of_memory_explained
 from redline.run.opening import OpenRun, open_run
+from redline.run.profiling import Profiling
+from redline.run.sinks import open_sinks
 from redline.run.summary import summarize, tensorboard_folder
 from redline.step import SignalWatch, StopConditions, train
 
@@ -102,16 +104,25 @@ def _train_in(folder: RunFolder, run: OpenRun, started: float) -> dict[str, Any]
             echo_s=ECHO_S if run.groups.world.size > 1 else 0.0,
         ),
         _collector(manual=config.train.manual_gc),
+        memory_history(config.logging, run.device, run.groups.rank),
         closing(batches),
     ):
         together(run.groups.control, lambda: _write_config(folder, config) if leads else None)
-        actions = RunActions(run, folder, ledger, display, writer)
-        outcome = train(state, step, batches, actions.in_order(), stop, total)
+        profiling = Profiling(run, folder, step, ledger)
+        actions = RunActions(run, folder, ledger, display, writer, profiling)
+        outcome = train(state, step, batches, actions.in_order(), stop, total, profiling.wanted)
         test = actions.evaluate("test") if state.iteration >= total else None
     if ledger is None:
         return None
+    profiling.finish()
     summary = summarize(
-        run, folder, ledger, outcome=outcome, wall_time_s=time.perf_counter() - started, test=test
+        run,
+        folder,
+        ledger,
+        outcome=outcome,
+        wall_time_s=time.perf_counter() - started,
+        test=test,
+        account=profiling.account,
     )
     write_summary(folder.summary, summary)
     return summary.as_dict()
@@ -124,6 +135,7 @@ def _ledger(folder: RunFolder, run: OpenRun) -> Ledger:
         resumed_step=state.iteration if run.resumes or goes_on(config.checkpoint) else None,
         tensorboard_dir=Path(tensorboard_folder(run, folder)),
         tensorboard_interval=config.logging.tensorboard_log_interval,
+        sinks=open_sinks(config, folder),
     )
 
 

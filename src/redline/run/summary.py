@@ -8,9 +8,10 @@ from importlib.metadata import version
 import torch
 
 import redline
-from redline.ledger import Ledger, RunSummary, ValidRecord, mfu
+from redline.ledger import Ledger, RunSummary, StepAccount, ValidRecord, mfu
 from redline.run.folder import RunFolder
 from redline.run.opening import OpenRun
+from redline.run.profiling import ledger_of
 
 
 def summarize(
@@ -21,6 +22,7 @@ def summarize(
     outcome: str,
     wall_time_s: float,
     test: ValidRecord | None,
+    account: StepAccount | None,
 ) -> RunSummary:
     """Everything a reader of summary.json may ask of the run."""
     plan, state, statistics = run.plan, run.state, ledger.statistics
@@ -57,7 +59,8 @@ def summarize(
             "TensorBoard": str(tensorboard_folder(run, folder)),
             "checkpoints": str(folder.checkpoints),
             "summary": str(folder.summary),
-        },
+        }
+        | ({} if account is None else {"ledger": str(folder.ledger)}),
         versions={
             "redline": redline.__version__,
             "python": platform.python_version(),
@@ -67,6 +70,7 @@ def summarize(
         extra={
             "nonfinite_steps": state.nonfinite_steps,
             "compiled": run.compiled and run.compiled.as_dict(),
+            "ledger": ledger_of(account),
             "test_loss": None if test is None else test.loss,
             "data": [
                 {"split": part.split, "name": part.name, "weight": part.weight, "epochs": part.epochs}

@@ -29,6 +29,7 @@ class StepOutcome:
         num_samples, num_tokens: sequences and tokens it ran, on all ranks (masked tokens included: they cost
             the same).
         time_s: wall time, the wait for the device included.
+        wait_s: before it, for its data.
         result: of the optimizer.
     """
 
@@ -38,6 +39,7 @@ class StepOutcome:
     num_tokens: int
     time_s: float
     result: StepResult
+    wait_s: float = 0.0
 
 
 class TrainStep:

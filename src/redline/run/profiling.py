@@ -1,0 +1,194 @@
+"""Which steps of a run are captured, and what becomes of the captures: traces, ledger.json, lines."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from redline.comm import every, from_first
+from redline.config import InvalidConfigError, LoggingConfig, Problem
+from redline.errors import TrainingError
+from redline.files import os_errors_as, write_atomic
+from redline.ledger import Ledger, Reference, StepAccount, join_ranks, write_account
+from redline.ledger.statistics import WARMUP_STEPS
+from redline.ledger.take import take_account
+from redline.ledger.trace import parse_trace
+from redline.run.folder import RunFolder
+from redline.run.opening import OpenRun, Say
+from redline.run.throughput import explain
+from redline.step import TrainStep
+from redline.step.profile import Captured, NsightCapture, StepProfiler, TorchCapture, Window
+
+FIRST = WARMUP_STEPS + 2  # the step before it warms the tracer up
+STEPS = 2
+MANY_MICROBATCHES = 8  # from which one step shows enough
+GZIP_LEVEL = 1  # a trace shrinks to a tenth at once; more takes ten times as long
+
+
+class Profiling:
+    """The captures of one run, on one rank.
+
+    Attributes:
+        profiler: captures the steps of the run's windows.
+        account: the newest account of all ranks, None before the first and on all ranks but the first.
+    """
+
+    def __init__(self, run: OpenRun, folder: RunFolder, step: TrainStep, ledger: Ledger | None) -> None:
+        self.run, self.folder, self._ledger = run, folder, ledger
+        self.account: StepAccount | None = None
+        # All ranks keep apart all windows, and then each takes its own: their accounts are taken together.
+        windows = [window for window, mine in _apart(self._windows()) if mine]
+        self.profiler = StepProfiler(step, windows)
+        self._any = bool(windows)
+
+    @property
+    def wanted(self) -> StepProfiler | None:
+        """For the loop: None in a run that captures nothing, now or when its throughput falls."""
+        return self.profiler if self._any or self.run.config.logging.log_throughput else None
+
+    @property
+    def busy(self) -> bool:
+        """Whether the step that runs now is captured."""
+        return self.profiler.busy
+
+    def look_next(self, say: Say) -> None:
+        """Capture the next step too, where the run still has one to spare, and say what made it slow."""
+        capture = TorchCapture(self.run.device, partial(self._captured, alone=False, say=say))
+        first = self.run.state.iteration + 1 + capture.warmup
+        if first < self.run.plan.batch.total_iterations:
+            self.profiler.add(Window(first, first, capture))
+
+    def finish(self) -> None:
+        """At the end of the run: say in the account what the median of its other steps was."""
+        if self.account is None or self._ledger is None:
+            return
+        statistics = self._ledger.statistics
+        step_s, profiled_s = statistics.step_time_s, statistics.profiled_time_s
+        self.account = replace(
+            self.account,
+            reference=replace(self.account.reference, step_ms=None if step_s is None else 1e3 * step_s),
+            overhead=None if step_s is None or profiled_s is None else profiled_s / step_s - 1,
+        )
+        write_account(self.folder.ledger, self.account)
+
+    def _together(self) -> TorchCapture:
+        return TorchCapture(self.run.device, partial(self._captured, alone=False))
+
+    def _windows(self) -> Iterator[tuple[Window, bool]]:
+        """Every window of the run, and whether it is this rank's."""
+        options, state = self.run.config.logging, self.run.state
+        total = self.run.plan.batch.total_iterations
+        if options.profile:
+            first, last = options.profile_step_start + 1, min(options.profile_step_end, total)
+            capture = nsight_capture(options, self.run.device) or self._alone()
+            if state.iteration < first <= last:
+                mine = self.run.groups.rank in (options.profile_ranks or (0,))
+                yield Window(first, last, capture), mine
+        if options.profile_ledger:
+            num_microbatches = self.run.plan.batch.num_microbatches(state.consumed_samples)
+            count = 1 if num_microbatches >= MANY_MICROBATCHES else STEPS
+            for first, last in ledger_windows(state.iteration, total, options.ledger_interval, count):
+                yield Window(first, last, self._together()), True
+
+    def _alone(self) -> TorchCapture:
+        return TorchCapture(self.run.device, partial(self._captured, alone=True))
+
+    def _captured(self, captured: Captured, *, alone: bool, say: Say | None = None) -> None:
+        """Keep a trace and take its account, unless `alone` together with all other ranks'."""
+        rank, (first, *_, last) = self.run.groups.rank, (captured.steps[0], captured.steps[-1])
+        named = str(first) if first == last else f"{first}-{last}"
+        path = self.folder.root / f"trace-rank{rank}-step{named}.json.gz"
+        with os_errors_as(TrainingError, path, "write"):
+            packed = gzip.compress(captured.content, GZIP_LEVEL)
+            write_atomic(path, lambda handle: handle.write(packed))
+        trace = replace(parse_trace(captured.content, path), rank=rank, source=path.name)
+        control = self.run.groups.control
+        if alone:
+            joined = take_account(trace, self._reference())
+        else:  # one reference for all: the first rank alone has measured a peak, and knows the median
+            reference = from_first(control, self._reference)
+            joined = join_ranks(every(control, lambda: take_account(trace, reference)))
+        if rank == 0:
+            if say is not None:
+                say(explain(joined, self.account))
+            self.account = joined
+            write_account(self.folder.ledger, joined)
+
+    def _reference(self) -> Reference:
+        run = self.run
+        flops, precision = run.plan.flops["causal-half"], run.plan.precision
+        tokens = run.plan.tokens_per_step(run.state.consumed_samples) / run.groups.world.size
+        step_s = None if self._ledger is None else self._ledger.statistics.step_time_s
+        return Reference(
+            device=run.hardware.name,
+            kind=run.hardware.kind,
+            dtype=precision,
+            peak_flops_per_s=run.hardware.peak(precision),
+            peak_source=run.hardware.peak_source,
+            bandwidth_bytes_per_s=run.hardware.bandwidth_bytes_per_s,
+            model_flops=flops.total * tokens,
+            attention_flops=flops.attention_core * tokens,
+            flops_source="model",
+            convention=flops.convention,
+            step_ms=None if step_s is None else 1e3 * step_s,
+        )
+
+
+def nsight_capture(options: LoggingConfig, device: torch.device) -> NsightCapture | None:
+    """What `--profile` means without `--use-pytorch-profiler`; None where that is given, or neither.
+
+    Raises: InvalidConfigError on a CPU.
+    """
+    if not options.profile or options.use_pytorch_profiler:
+        return None
+    if device.type != "cuda":
+        what = "--profile without --use-pytorch-profiler needs a GPU."
+        why = "it marks the window for Nsight Systems, which traces CUDA."
+        mend = "add --use-pytorch-profiler."
+        raise InvalidConfigError([Problem("nsight-needs-cuda", what, why, mend, ("--profile",))])
+    return NsightCapture(ranges=options.nvtx_ranges)
+
+
+def ledger_windows(
+    done: int, total: int, interval: int | None, count: int = STEPS
+) -> Iterator[tuple[int, int]]:
+    """(first, last) step of each account: after the warm-up, and every `interval` steps from there.
+
+    A short run has what fits; its last step, with the evaluation and checkpoint of the end, only where it is
+    the only one.
+
+    Args:
+        done, total: steps before this process, and in all.
+    """
+    left = total - done
+    if left <= 0:
+        return
+    end = max(total - 1, done + 1)
+    first = done + min(FIRST, max(1, left - count))
+    while first <= end:
+        yield first, min(first + count - 1, end)
+        if interval is None:
+            return
+        first += max(interval, count + 1)
+
+
+def _apart(windows: Iterable[tuple[Window, bool]]) -> list[tuple[Window, bool]]:
+    """By time, without those whose warm-up would begin before an earlier one has ended."""
+    kept: list[tuple[Window, bool]] = []
+    for window, mine in sorted(windows, key=lambda each: each[0].first):
+        if not kept or window.first - window.capture.warmup > kept[-1][0].last:
+            kept.append((window, mine))
+    return kept
+
+
+def ledger_of(account: StepAccount | None) -> dict[str, Any] | None:
+    """The waterfall as the summary holds it."""
+    if account is None:
+        return None
+    document = account.as_dict()
+    return {name: document[name] for name in document if name not in ("operators", "modules", "ranks")}
