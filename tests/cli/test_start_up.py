@@ -67,7 +67,7 @@ def test_answers_without_torch(barred: Path, words: str, said: str) -> None:
         ("trian", "did you mean `redline train`?"),
         ("train --hiden-size 64", "did you mean --hidden-size?"),
         ("train --num-layers 2 --hidden-size 100 --num-attention-heads 3", "rule: heads-divide-hidden"),
-        ("train --tensor-model-parallel-size 2", "rule: not-available-yet/tensor-parallel"),
+        ("train --pipeline-model-parallel-size 2", "rule: not-available-yet/pipeline-parallel"),
         ("memory --preset llama3-8b --gpu h1000", "no data sheet"),
     ],
 )
