@@ -168,11 +168,12 @@ class StepProfiler:
         self._windows = list(windows)
         self._whole: list[int] = []  # steps of the open window that are over
         self._open = False
+        self._marks = ExitStack()
         self.busy = False
 
     def add(self, window: Window) -> bool:
-        """Capture a further window, unless one is open or due before it ends; says whether."""
-        if self._open or (self._windows and self._windows[0].first <= window.last):
+        """Capture a further window, unless one is open or begins to warm up before it ends; says whether."""
+        if self._open or self.wants(window.last):
             return False
         self._windows.insert(0, window)
         return True
@@ -190,10 +191,11 @@ class StepProfiler:
             window.capture.prepare()
             yield TurnMarks(marks=False)
         else:
-            if not self._open:
+            if not self._open:  # before the first step's mark: it is no part of the step
+                self._marks.enter_context(marked(self._step))
                 window.capture.start()
                 self._open = True
-            with record_function(mark("step", number)), marked(self._step):
+            with record_function(mark("step", number)):
                 yield TurnMarks(marks=True)
             self._whole.append(number)
         self.busy = False
@@ -213,4 +215,5 @@ class StepProfiler:
             return
         window = self._windows.pop(0)
         self._whole, self._open = [], False
+        self._marks.close()
         window.capture.stop(steps)
