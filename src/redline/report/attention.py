@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from redline.report.text import new_table
+from redline.report.tables import new_table
 
 
 def print_attention(rows: Sequence[Mapping[str, Any]], console: Console | None = None) -> None:
