@@ -75,7 +75,7 @@ def test_built_in_is_accepted_and_said_once_and_the_contrary_refused(option: Opt
 
 def test_what_happens_anyway_is_accepted_and_said() -> None:
     """Megatron scripts that switch a fusion or an overlap off ask for what this release does."""
-    config = parse_args(["--no-fused-residual-rmsnorm", "--no-overlap-grad-reduce"]).config
+    config = parse_args(["--no-fused-residual-rmsnorm", "--no-data-sharding"]).config
     assert len(notices(config)) == 2
     with pytest.raises(InvalidConfigError, match="not-available-yet/fused-kernels"):
         parse_args(["--fused-residual-rmsnorm"])

@@ -52,6 +52,12 @@ def small_mock_corpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def no_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second of every run that no test of ranks looks at."""
+    monkeypatch.setattr("redline.run.opening.with_measured_peak", lambda hardware, dtype: hardware)
+
+
+@pytest.fixture
 def redline(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """redline("train --flag ...") -> (exit code, stdout, stderr), with caches in a folder of this test."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

@@ -75,7 +75,7 @@ def train_all(world_size: int, variants: Sequence[Values], cache: Path) -> list[
     def work(environment: Environment) -> list[Seen]:
         seen = []
         for number, values in enumerate(variants):
-            at = replace(environment, cache_dir=cache, master_port=environment.master_port + number)
+            at = replace(environment, cache_dir=cache, attempt=number)
             seen.append(train(values, at))
             close_world()
         return seen

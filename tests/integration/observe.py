@@ -35,8 +35,7 @@ from redline.run.memory import memory_history
 from redline.run.profiling import nsight_capture
 from redline.run.vocabulary import open_vocabulary
 
-from . import layouts
-from .ranks import on_ranks
+from .ranks import on_ranks, state_of
 from .tiny import TINY_VALUES, Values, opened, parsed, take_steps, valid_batches, valid_loss, words_of
 
 # Of metrics.jsonl: the clock, and what hangs on it or on the machine.
@@ -144,7 +143,17 @@ def ranks(values: Values, cache: Path) -> str:
     def work(environment: Environment) -> str:
         run = open_run(parsed(values), replace(environment, cache_dir=cache), lambda _: None)
         steps = [(each.loss, each.lr, each.result) for each in take_steps(run)]
-        return repr((run.choices, steps, layouts.pieces(run)))
+        return repr((run.choices, steps, digest(state_of(run))))
+
+    return repr(on_ranks(2, work))
+
+
+def layout(values: Values, cache: Path) -> str:
+    """Where the buckets of two ranks lie."""
+
+    def work(environment: Environment) -> str:
+        run = open_run(parsed(values), replace(environment, cache_dir=cache), lambda _: None)
+        return repr([buffer.buckets for buffer in run.state.optimizer.buffers.buffers])
 
     return repr(on_ranks(2, work))
 

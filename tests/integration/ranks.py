@@ -12,20 +12,25 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch._C._distributed_c10d import TCPStore
 
 from redline.comm import close_world
+from redline.comm.chunked import Chunked
 from redline.config import Environment
+from redline.run import OpenRun
 
 
-def on_ranks(world_size: int, work: Callable[[Environment], Any], timeout_s: float = 120.0) -> list[Any]:
+def on_ranks(world_size: int, work: Callable[[Environment], Any]) -> list[Any]:
     """What `work(environment)` returns on each rank, in order; all must succeed.
 
-    They meet through a file: rank 0 serves the store on a free port and writes its number there.
+    They meet at a store that this process serves, as torch elastic's agent does; they may meet anew there any
+    number of times, as attempts of different numbers.
     """
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
-        port = _free_port()
-        children = [_fork(place, rank, world_size, port, work) for rank in range(world_size)]
+        store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+        children = [_fork(place, rank, world_size, store.port, work) for rank in range(world_size)]
         codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
         said = [(place / f"error_{rank}") for rank in range(world_size)]
         errors = "\n".join(path.read_text() for path in said if path.exists())
@@ -33,13 +38,29 @@ def on_ranks(world_size: int, work: Callable[[Environment], Any], timeout_s: flo
         return [pickle.loads((place / str(rank)).read_bytes()) for rank in range(world_size)]
 
 
-def _free_port() -> int:
-    import socket
+def state_of(run: OpenRun) -> dict[str, Tensor]:
+    """Every saved tensor, whole: what other ranks hold is NaN."""
+    found = {}
+    for name, held in run.state.tensors().items():
+        if isinstance(held, Chunked):
+            whole = torch.full(tuple(held.size()), torch.nan, dtype=held.dtype)
+            for offset, piece in held.pieces.items():
+                whole[tuple(slice(a, a + n) for a, n in zip(offset, piece.shape, strict=True))] = piece
+            held = whole
+        found[name] = held.detach().clone()
+    return found
 
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        port: int = probe.getsockname()[1]
-        return port
+
+def merged(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """The state that ranks hold together; what several hold must be the same bits."""
+    whole = {name: tensor.clone() for name, tensor in parts[0].items()}
+    for part in parts[1:]:
+        for name, tensor in part.items():
+            both = ~tensor.isnan() & ~whole[name].isnan()
+            assert torch.equal(tensor[both], whole[name][both]), name
+            whole[name] = torch.where(whole[name].isnan(), tensor, whole[name])
+    assert not any(tensor.isnan().any() for tensor in whole.values())
+    return whole
 
 
 def _fork(place: Path, rank: int, world_size: int, port: int, work: Callable[[Environment], Any]) -> int:
@@ -57,6 +78,7 @@ def _fork(place: Path, rank: int, world_size: int, port: int, work: Callable[[En
             master_addr="localhost",
             master_port=port,
             launched=True,
+            agent_store=True,
             omp_num_threads=1,
             cache_dir=place / "cache",
         )

@@ -12,15 +12,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import redline
+from redline.checkpoint import save_checkpoint
 from redline.config import Environment
 from redline.data import IndexedWriter
 from redline.run import open_run, train_opened
+from redline.run.resume import checkpoint_values
 
 from .conftest import TINY
-from .ranks import on_ranks
-from .tiny import parsed
+from .ranks import merged, on_ranks, state_of
+from .tiny import parsed, take_steps
 
 FP64 = {"fp64": True, "micro_batch_size": 1}
 SOURCE = str(Path(redline.__file__).parents[1])  # what the launched processes import is what is tested
@@ -95,19 +98,51 @@ def test_a_failure_names_the_rank_and_its_cause_once(tmp_path: Path) -> None:
     assert "of 2 failed first" in done.stderr and "Traceback" not in done.stdout
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 4])
-def test_b103_b106_resumes_on_another_number_of_ranks(world_size: int, tmp_path: Path) -> None:
-    """Saved by two ranks after step 3, gone on by one, two and four: the losses of the straight run."""
-    run_ranks(2, tmp_path / "straight", {})
-    run_ranks(2, tmp_path / "run", {"exit_interval": 3})
-    summaries = run_ranks(world_size, tmp_path / "run", {"load": str(tmp_path / "run")})
-    assert [summary is None for summary in summaries] == [rank > 0 for rank in range(world_size)]
+SHARDED = {"use_distributed_optimizer": True, "ddp_bucket_size": 3000}
+LAYOUTS = [(2, {}, 1, {}), (2, SHARDED, 2, SHARDED), (2, SHARDED, 1, {}), (1, {}, 4, SHARDED)]
+
+
+@pytest.mark.usefixtures("no_measuring")
+@pytest.mark.parametrize(("ranks", "values", "other_ranks", "other_values"), LAYOUTS)
+def test_b103_b106_resumes_in_another_layout(
+    ranks: int, values: dict[str, Any], other_ranks: int, other_values: dict[str, Any], tmp_path: Path
+) -> None:
+    """Saved after step 3 by some ranks, gone on by others, shards or none: the losses of the straight run."""
+    run_ranks(ranks, tmp_path / "straight", values)
+    run_ranks(ranks, tmp_path / "run", {**values, "exit_interval": 3})
+    summaries = run_ranks(other_ranks, tmp_path / "run", {**other_values, "load": str(tmp_path / "run")})
+    assert [summary is None for summary in summaries] == [rank > 0 for rank in range(other_ranks)]
     straight, resumed = records(tmp_path / "straight"), records(tmp_path / "run")
     assert [step["step"] for step in resumed] == list(range(1, 7))
     losses = [[step["loss"] for step in steps] for steps in (straight, resumed)]
-    if world_size == 2:
+    if (ranks, values) == (other_ranks, other_values):
         assert losses[0] == losses[1]
     assert losses[1] == pytest.approx(losses[0], rel=1e-12)
+
+
+@pytest.mark.usefixtures("no_measuring")
+def test_a_checkpoint_of_shards_holds_the_bits_of_every_layout(tmp_path: Path) -> None:
+    """Saved by two ranks with shards, read whole; saved whole, read as shards by four: the same bits."""
+
+    def held(world_size: int, values: dict[str, Any], save: Path, load: Path | None = None) -> Any:
+        def work(environment: Environment) -> Any:
+            more = {} if load is None else {"load": str(load)}
+            run = open_run(parsed({**FP64, **values, **more}), environment, lambda _: None)
+            if load is None:
+                take_steps(run, 2)
+            found, group = state_of(run), run.groups.control.handle
+            values_ = checkpoint_values(run.config, run.plan.shape, run.schedules, run.state)
+            save_checkpoint(save, 2, run.state.tensors(), values_, group=group)
+            return found
+
+        return merged(on_ranks(world_size, work))
+
+    first = held(2, SHARDED, tmp_path / "a")
+    for number, (world_size, values) in enumerate([(1, {}), (4, SHARDED), (2, {}), (2, SHARDED)]):
+        saved = tmp_path / ("a" if number == 0 else f"b{number - 1}")
+        found = held(world_size, values, tmp_path / f"b{number}", load=saved)
+        assert found.keys() == first.keys()
+        assert all(torch.equal(found[name], first[name]) for name in first)
 
 
 def test_a_mistake_in_the_batch_is_refused_before_anything_is_written(tmp_path: Path) -> None:

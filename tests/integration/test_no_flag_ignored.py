@@ -212,6 +212,7 @@ LOGGING = {
     "prometheus_address": see(observe.sinks),
 }
 OVERLAPPED = {"tensor_model_parallel_size": 2, "sequence_parallel": True, "tp_comm_overlap": True}
+WIDE_SUM = {"bf16": True, "grad_reduce_in_bf16": True, "use_distributed_optimizer": True}
 RANKS = {
     "tp_comm_overlap": see(observe.ranks, tensor_model_parallel_size=2, sequence_parallel=True),
     "tp_comm_overlap_method": see(observe.ranks, value="plain", **OVERLAPPED),
@@ -224,6 +225,14 @@ RANKS = {
     "sequence_parallel": see(observe.ranks, tensor_model_parallel_size=2),
     "distributed_backend": see(observe.choices, value="nccl", refused=2),
     "distributed_timeout_minutes": see(observe.ranks),
+    "use_distributed_optimizer": see(observe.ranks),
+    "num_distributed_optimizer_instances": see(observe.ranks, value=2, use_distributed_optimizer=True),
+    "overlap_grad_reduce": see(observe.ranks, value=False),
+    "overlap_param_gather": see(observe.ranks, value=False, use_distributed_optimizer=True),
+    "ddp_bucket_size": see(observe.ranks, value=3000),
+    "ddp_num_buckets": see(observe.ranks, value=3),
+    "ddp_pad_buckets_for_high_nccl_busbw": see(observe.layout, use_distributed_optimizer=True),
+    "ddp_reduce_scatter_with_fp32_accumulation": see(observe.ranks, **WIDE_SUM),
     "nproc_per_node": see(observe.launched),
     "max_restarts": see(observe.launched),
 }

@@ -19,7 +19,7 @@ from redline.build.determinism import determinism
 from redline.build.kernels import kernel_conditions
 from redline.build.tensor_parallel import tensor_parallel
 from redline.choice import Choice
-from redline.comm import Groups, single_process
+from redline.comm import Collectives, Groups, Progress, single_process
 from redline.config import RunConfig
 from redline.formulas.operators import Operator
 from redline.model import (
@@ -34,9 +34,11 @@ from redline.model import (
 from redline.optim import (
     AdamImpl,
     AdamOptions,
+    DataParallel,
     FlatBuffers,
     NonFiniteAction,
     Optimizer,
+    Sharding,
     SharedParameters,
     make_loss_scale,
 )
@@ -64,6 +66,7 @@ def assemble(
     *,
     groups: Groups | None = None,
     interpret: bool = False,
+    progress: Progress | None = None,
 ) -> Assembly:
     """Build on the meta device, move the parameters into flat buffers, draw the initial weights.
 
@@ -72,6 +75,7 @@ def assemble(
         groups: the ranks that share the model; None for one process.
         interpret: run kernels on a CPU too where they are asked for by name, by Triton's interpreter (to
             test them: it is thousands of times slower).
+        progress: learns which collective this rank has begun.
 
     Raises: ConfigError when an implementation asked for by name cannot run this model here.
     """
@@ -93,6 +97,8 @@ def assemble(
         tp=tp,
         recompute=plan.microbatch.recompute,
     )
+    groups = groups or single_process()
+    sharded = plan.data_parallel.sharded
     buffers = FlatBuffers(
         model.named_parameters(),
         main_dtype=recipe.main,
@@ -101,18 +107,36 @@ def assemble(
         exp_avg_sq_dtype=DTYPES[plan.dtypes.exp_avg_sq],
         remainder=plan.dtypes.remainder,
         device=device,
+        sharding=Sharding(rule=plan.data_parallel.rule, index=groups.shard.index, states=sharded),
     )
-    check_names(dict(model.named_parameters()), plan.shape)
+    check_names(buffers.parameters, plan.shape)
     # Drawn in full precision; the half copies are rounded from them.
     init_tensors(buffers.write_main_params(), plan.shape, config.train.seed, tp.rank)
-    fp8 = make_fp8(config, plan, model, kernels.fused, groups or single_process(), device)
+    ranks = join_data_parallel(buffers, plan, groups, progress)
+    if plan.data_parallel.overlap_gather:
+        model.before_part = ranks.gatherer.before
+    fp8 = make_fp8(config, plan, model, kernels.fused, groups, device)
     bits = determinism(config.train.deterministic_mode, device.type, attention_choice.ran, kernels.fused)
     shared = SharedParameters(tp.group, shared_parameters(plan.shape, tp.rank, sequence=tp.sequence))
     impl: AdamImpl = "triton" if "adamw" in kernels.fused else "auto"
-    optimizer = make_optimizer(config, buffers, recipe, impl, shared)
+    optimizer = make_optimizer(config, buffers, recipe, impl, shared, ranks)
     adam = replace(optimizer.adam.choice, asked="auto")
     choices = (*kernels.choices, adam, attention_choice, *tp_choices, bits)
     return Assembly(plan, model, optimizer, fp8, recipe, choices)
+
+
+def join_data_parallel(
+    buffers: FlatBuffers, plan: Plan, groups: Groups, progress: Progress | None
+) -> DataParallel:
+    """How the optimizer's ranks meet, as the plan says."""
+    ranks = plan.data_parallel
+    return DataParallel(
+        buffers,
+        Collectives(groups.shard, progress, wide_sum=ranks.wide_sum),
+        Collectives(groups.replica, progress),
+        overlap_reduce=ranks.overlap_reduce,
+        overlap_gather=ranks.overlap_gather,
+    )
 
 
 def choose_attention(
@@ -177,6 +201,7 @@ def make_optimizer(
     recipe: Recipe,
     impl: AdamImpl = "auto",
     shared: SharedParameters | None = None,
+    ranks: DataParallel | None = None,
 ) -> Optimizer:
     """AdamW on `buffers` as the options say, by the implementation `impl`."""
     optim, train = config.optim, config.train
@@ -196,4 +221,5 @@ def make_optimizer(
         nonfinite_action=action,
         log_num_zeros=config.logging.log_num_zeros_in_grad,
         shared=shared,
+        ranks=ranks,
     )

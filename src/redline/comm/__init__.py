@@ -3,17 +3,27 @@
 groups.py       the groups of a run, passed to whoever communicates
 collectives.py  collectives along one axis, at once or as a handle
 pairs.py        the same with gradients
+transport.py    collectives in place on flat buffers: what data parallelism sends by
+start.py        several processes become one run; agree.py: how they decide together
+elastic.py      processes started and restarted by torch elastic; progress.py: where each stands
 linked_gemm.py  a collective and a GEMM as one: plain, or in pieces
 """
 
 from redline.comm.agree import every, first_then_all, from_first, gathered, largest, together
 from redline.comm.groups import Group, Groups, open_groups, single_process
+from redline.comm.progress import Progress
 from redline.comm.start import Meeting, World, close_world, open_world
+from redline.comm.transport import Collectives, Done, Transport, Work
 
 __all__ = [
+    "Collectives",
+    "Done",
     "Group",
     "Groups",
     "Meeting",
+    "Progress",
+    "Transport",
+    "Work",
     "World",
     "close_world",
     "every",

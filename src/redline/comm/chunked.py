@@ -21,9 +21,11 @@ class Chunked(Tensor):
     pieces: dict[torch.Size, Tensor]
 
     @staticmethod
-    def make(size: tuple[int, ...], pieces: Mapping[tuple[int, ...], Tensor]) -> Chunked:
-        """The tensor of `size` whose boxes on this rank are `pieces`, at least one, of one dtype."""
-        dtype = next(iter(pieces.values())).dtype
+    def make(
+        size: tuple[int, ...], pieces: Mapping[tuple[int, ...], Tensor], dtype: torch.dtype | None = None
+    ) -> Chunked:
+        """The tensor of `size` whose boxes on this rank are `pieces`, of `dtype` if there are none."""
+        dtype = dtype or next(iter(pieces.values())).dtype
         self: Chunked = torch.Tensor._make_wrapper_subclass(Chunked, size, dtype=dtype)
         self.pieces = {torch.Size(offset): piece for offset, piece in pieces.items()}
         return self

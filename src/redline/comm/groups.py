@@ -43,6 +43,8 @@ class Groups:
         saving: the same, for the thread that writes checkpoints.
         tp: share each layer's matrices (and, with sequence parallelism, the sequence).
         dp: hold the same parameters and see different samples.
+        shard: of those, the ones that share one copy of the optimizer states.
+        replica: of those, the ones that hold the same part of them.
     """
 
     rank: int = 0
@@ -51,6 +53,8 @@ class Groups:
     saving: Group = Group()
     tp: Group = Group()
     dp: Group = Group()
+    shard: Group = Group()
+    replica: Group = Group()
 
 
 def single_process() -> Groups:
@@ -59,24 +63,45 @@ def single_process() -> Groups:
 
 
 def open_groups(
-    tp: Sequence[Sequence[int]], dp: Sequence[Sequence[int]], control: Group | None = None
+    tp: Sequence[Sequence[int]],
+    dp: Sequence[Sequence[int]],
+    control: Group | None = None,
+    *,
+    instances: int = 1,
 ) -> Groups:
     """Make the groups of an initialised torch.distributed; every rank calls it with the same lists.
 
     Args:
         tp, dp: the ranks of every group along the axis, as `RankGrid.groups("tp")` gives them.
         control: the gloo group of all ranks, if it is open already.
+        instances: how many groups of dp ranks hold a copy of the optimizer states.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     several, all_ranks = world_size > 1, tuple(range(world_size))
+    own_dp = _own_group(dp, rank)
+    shard, replica = own_dp, Group((rank,))
+    if instances > 1:
+        shards = [part for ranks in dp for part in _parts(ranks, instances)]
+        shard = _own_group(shards, rank)
+        replica = _own_group(
+            [same for ranks in dp for same in zip(*_parts(ranks, instances), strict=True)], rank
+        )
     return Groups(
         rank=rank,
         world=Group(all_ranks, rank, dist.group.WORLD if several else None),
         control=control or Group(all_ranks, rank, dist.new_group(backend="gloo") if several else None),
         saving=Group(all_ranks, rank, dist.new_group(backend="gloo") if several else None),
         tp=_own_group(tp, rank),
-        dp=_own_group(dp, rank),
+        dp=own_dp,
+        shard=shard,
+        replica=replica,
     )
+
+
+def _parts(ranks: Sequence[int], count: int) -> list[tuple[int, ...]]:
+    """`ranks` cut into so many runs of neighbours, which are near each other in the machine."""
+    size = len(ranks) // count
+    return [tuple(ranks[start : start + size]) for start in range(0, len(ranks), size)]
 
 
 def _own_group(axis: Sequence[Sequence[int]], rank: int) -> Group:

@@ -4,7 +4,14 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from redline.config.flags import Section, flag
-from redline.config.waits import OVERLAP, PIPELINE_PARALLEL, RETIRED, USER_BUFFERS
+from redline.config.waits import (
+    AVERAGING,
+    LOCAL_ACCUMULATION,
+    NCCL_SETTINGS,
+    PIPELINE_PARALLEL,
+    RETIRED,
+    USER_BUFFERS,
+)
 
 TP_COMM = {"tp_comm_overlap": True}
 
@@ -19,28 +26,30 @@ class OverlapConfig(Section):
     overlap_grad_reduce: bool | None = flag(
         None,
         megatron=False,
-        waits_for=OVERLAP,
-        already=(False,),
         help="Reduce gradients during the backward pass; unset: on where there are dp ranks.",
     )
     overlap_param_gather: bool | None = flag(
         None,
         megatron=False,
-        waits_for=OVERLAP,
-        already=(False,),
         help="Gather parameters during the forward pass; unset: on with the distributed optimizer.",
     )
     overlap_param_gather_with_optimizer_step: bool = flag(
         False,
-        waits_for=OVERLAP,
+        waits_for=PIPELINE_PARALLEL,
         needs={"overlap_param_gather": True},
         help="Start that gather inside the optimizer step.",
     )
-    align_grad_reduce: bool = flag(
-        True, waits_for=OVERLAP, help="All stages start their gradient reduction together."
+    align_grad_reduce: bool | None = flag(
+        None,
+        megatron=True,
+        built_in="there is one pipeline stage, whose ranks all start together.",
+        help="All stages start their gradient reduction together.",
     )
-    align_param_gather: bool = flag(
-        True, waits_for=OVERLAP, help="All stages start their parameter gather together."
+    align_param_gather: bool | None = flag(
+        None,
+        megatron=True,
+        built_in="there is one pipeline stage, whose ranks all start together.",
+        help="All stages start their parameter gather together.",
     )
     overlap_p2p_communication: bool | None = flag(
         None,
@@ -53,28 +62,25 @@ class OverlapConfig(Section):
         False, waits_for=PIPELINE_PARALLEL, help="The same during warm-up and cool-down of the pipeline."
     )
     ddp_bucket_size: int | None = flag(
-        None, at_least=1, excludes="buckets", waits_for=OVERLAP, help="Elements of a gradient bucket."
+        None, at_least=1, excludes="buckets", help="Elements of a gradient bucket."
     )
-    ddp_num_buckets: int | None = flag(
-        None, at_least=1, excludes="buckets", waits_for=OVERLAP, help="Gradient buckets."
-    )
+    ddp_num_buckets: int | None = flag(None, at_least=1, excludes="buckets", help="Gradient buckets.")
     ddp_pad_buckets_for_high_nccl_busbw: bool = flag(
-        False, waits_for=OVERLAP, help="Pad buckets to sizes that NCCL moves fastest."
+        False, help="Pad buckets to sizes that NCCL moves fastest."
     )
-    ddp_average_in_collective: bool = flag(False, waits_for=OVERLAP, help="Average inside the collective.")
+    ddp_average_in_collective: bool = flag(False, waits_for=AVERAGING, help="Average inside the collective.")
     ddp_reduce_scatter_with_fp32_accumulation: bool = flag(
         False,
-        waits_for=OVERLAP,
-        needs={"grad_reduce_in_bf16": True},
+        needs={"grad_reduce_in_bf16": True, "use_distributed_optimizer": True},
         help="Send bf16 gradients, sum them in fp32.",
     )
     ddp_param_name_patterns_for_fp32_local_accumulation: tuple[str, ...] = flag(
-        (), waits_for=OVERLAP, help="Parameters whose gradients are accumulated in fp32."
+        (), waits_for=LOCAL_ACCUMULATION, help="Parameters whose gradients are accumulated in fp32."
     )
-    use_nccl_ub: bool = flag(False, waits_for=OVERLAP, help="Register buckets with NCCL.")
-    use_sharp: bool = flag(False, waits_for=OVERLAP, help="Reduce inside the network's switches.")
+    use_nccl_ub: bool = flag(False, waits_for=NCCL_SETTINGS, help="Register buckets with NCCL.")
+    use_sharp: bool = flag(False, waits_for=NCCL_SETTINGS, help="Reduce inside the network's switches.")
     nccl_communicator_config_path: str | None = flag(
-        None, metavar="FILE", waits_for=OVERLAP, help="YAML file with settings of each NCCL group."
+        None, metavar="FILE", waits_for=NCCL_SETTINGS, help="YAML file with settings of each NCCL group."
     )
     tp_comm_overlap: bool = flag(False, help="Overlap tp collectives with their GEMMs.")
     tp_comm_overlap_method: Literal["auto", "plain", "chunked", "symmetric"] = flag(

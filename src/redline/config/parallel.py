@@ -6,7 +6,6 @@ from typing import ClassVar, Literal
 from redline.config.flags import SET, Section, flag
 from redline.config.waits import (
     CONTEXT_PARALLEL,
-    DISTRIBUTED_OPTIMIZER,
     EXPERT_PARALLEL,
     FSDP,
     PIPELINE_PARALLEL,
@@ -96,13 +95,11 @@ class ParallelConfig(Section):
     use_distributed_optimizer: bool = flag(
         False,
         account="memory",
-        waits_for=DISTRIBUTED_OPTIMIZER,
         help="Shard optimizer states over dp (ZeRO-1).",
     )
     num_distributed_optimizer_instances: int = flag(
         1,
         at_least=1,
-        waits_for=DISTRIBUTED_OPTIMIZER,
         needs=SHARDED,
         help="Shard inside this many groups of dp ranks.",
     )

@@ -41,14 +41,6 @@ CONTEXT_PARALLEL = Waits(
     "context-parallel", "it waits for context parallelism.", "leave it out, or shorten --seq-length."
 )
 EXPERT_PARALLEL = Waits("expert-parallel", "it waits for mixture-of-experts training.")
-DISTRIBUTED_OPTIMIZER = Waits(
-    "distributed-optimizer",
-    "it waits for optimizer states sharded over data-parallel ranks.",
-    "leave it out on one process.",
-)
-OVERLAP = Waits(
-    "overlap", "it waits for collectives that can overlap with compute.", "leave it out on one process."
-)
 FP8 = Waits("fp8", "it waits for the fp8 recipes.", "train in bf16 (--bf16).")
 FP8_BLOCKS = Waits(
     "fp8-blocks",
@@ -132,6 +124,24 @@ REPLICAS = Waits(
     "unlike-replicas",
     "data-parallel ranks hold the same parameters, and gradients of different ones do not add up.",
     "use another --seed to begin from other weights.",
+    never=True,
+)
+AVERAGING = Waits(
+    "averaging",
+    "gradients carry their share of the token mean from the loss on: collectives only add.",
+    "leave it out: no pass that divides gradients is left to save.",
+    never=True,
+)
+NCCL_SETTINGS = Waits(
+    "nccl-settings",
+    "NCCL reads its settings from the environment and from nccl.conf, which Redline leaves to it.",
+    "set NCCL_* variables; the run records them.",
+    never=True,
+)
+LOCAL_ACCUMULATION = Waits(
+    "local-accumulation",
+    "a gradient has one dtype, in which it is both accumulated and sent.",
+    "leave --grad-reduce-in-bf16 out: all gradients are then accumulated in fp32.",
     never=True,
 )
 FSDP = Waits(

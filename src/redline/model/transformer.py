@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -19,6 +20,10 @@ from redline.model.random import EMBEDDING, DropoutState, dropout_at
 from redline.model.recompute import checkpoint
 from redline.model.rope import RopeTable, rope_table
 from redline.model.tensor_parallel import TensorParallel
+
+
+def _ready(part: str) -> None:
+    """Parameters that nobody brings are always there."""
 
 
 class Table(nn.Module):
@@ -71,6 +76,10 @@ class Transformer(nn.Module):
         label_smoothing: see local.cross_entropy.
         recompute: what training drops in forward and computes again; head and loss are never part of it.
         tp: the ranks that share the model; `ops` are then those of `tensor_parallel_ops`.
+
+    Attributes:
+        before_part: called just before the parameters of "embedding", "layers.3" and last "head" (with the
+            final norm) are read; where they are still on their way it waits for them.
     """
 
     def __init__(
@@ -106,6 +115,7 @@ class Transformer(nn.Module):
             for index in range(shape.num_layers)
         )
         self.final_norm = Norm(shape.hidden, shape=shape, norm=ops.norm, dtype=dtype)
+        self.before_part: Callable[[str], None] = _ready
         self.head = None if shape.tied else Table(shape.padded_vocab_size // tp.size, shape.hidden, dtype)
 
     def forward(
@@ -129,6 +139,7 @@ class Transformer(nn.Module):
                 mend="shorten the sequence, or give the model more positions.",
             )
         dropout = self.tp.place(dropout, S, self.shape)
+        self.before_part("embedding")
         x_SBH = self.embedding(tokens_BS, positions_BS, None if dropout is None else dropout.embedding())
         rope = rope_table(self.shape, S, self.dtype, tokens_BS.device)
         run = partial(self._run_layers, rope=rope, mask=mask, dropout=dropout)
@@ -136,7 +147,9 @@ class Transformer(nn.Module):
         for unit in self.units:
             x_SBH = checkpoint(partial(run, unit), x_SBH)
             done = unit.stop
-        hidden_SBH: Tensor = self.final_norm(run(range(done, len(self.layers)), x_SBH))
+        x_SBH = run(range(done, len(self.layers)), x_SBH)
+        self.before_part("head")
+        hidden_SBH: Tensor = self.final_norm(x_SBH)
         return hidden_SBH
 
     def _run_layers(
@@ -150,6 +163,7 @@ class Transformer(nn.Module):
     ) -> Tensor:
         """These layers one after the other."""
         for index in indices:
+            self.before_part(f"layers.{index}")
             x_SBH = self.layers[index](x_SBH, rope, mask, None if dropout is None else dropout.layer(index))
         return x_SBH
 

@@ -19,7 +19,7 @@ arithmetic in the main dtype. Redline's own kernel (adam_triton.py) takes every 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -120,17 +120,29 @@ class Launch:
                 half.copy_(value)
 
 
-def _launches(buffer: Buffer, main_dtype: torch.dtype) -> Iterator[Launch]:
+def _all_launches(buffers: Sequence[Buffer], main_dtype: torch.dtype) -> Iterator[Launch]:
+    """The calls that update all buffers, one after the other: what needs scratch shares it."""
+    trainable = [buffer for buffer in buffers if buffer.trainable]
+    largest = max((buffer.tensors["param"].numel() for buffer in trainable), default=0)
+    scratch: dict[Kind, Tensor] = {}
+    for buffer in trainable:
+        for kind in _staged(buffer, main_dtype):
+            if kind not in scratch:
+                size = min(OPTIMIZER_CHUNK, largest)
+                scratch[kind] = buffer.tensors["param"].new_empty(size, dtype=main_dtype)
+    for buffer in trainable:
+        yield from _launches(buffer, {kind: scratch[kind] for kind in _staged(buffer, main_dtype)})
+
+
+def _staged(buffer: Buffer, main_dtype: torch.dtype) -> list[Kind]:
+    """What is stored in another dtype than the main one."""
+    kinds: tuple[Kind, ...] = ("main_param", *STAGED)
+    return [kind for kind in kinds if buffer.tensors[kind].dtype != main_dtype]
+
+
+def _launches(buffer: Buffer, scratch: dict[Kind, Tensor]) -> Iterator[Launch]:
     """The calls that update one buffer: one a group, or as many as it takes to stage through the scratch."""
-    if not buffer.trainable:
-        return
-    param = buffer.tensors["param"]
-    scratch = {
-        kind: param.new_empty(min(OPTIMIZER_CHUNK, param.numel()), dtype=main_dtype)
-        for kind in ("main_param", *STAGED)
-        if buffer.tensors[kind].dtype != main_dtype
-    }
-    for group, ranges in segments(buffer.slots).items():
+    for group, ranges in segments(buffer.slots, buffer.window).items():
         for batch in _batches(ranges, OPTIMIZER_CHUNK) if scratch else [ranges]:
             yield _make_launch(buffer, group, batch, scratch)
 
@@ -190,11 +202,9 @@ class AdamW:
         self._triton: TritonUpdate | None = None
         self._launches: list[Launch] = []
         if ran == "triton":
-            self._triton = TritonUpdate(buffers.buffers, options.beta1, options.beta2, options.eps)
+            self._triton = TritonUpdate(buffers.shards, options.beta1, options.beta2, options.eps)
         else:
-            self._launches = [
-                launch for buffer in buffers.buffers for launch in _launches(buffer, buffers.main_dtype)
-            ]
+            self._launches = list(_all_launches(buffers.shards, buffers.main_dtype))
 
     def step(
         self,

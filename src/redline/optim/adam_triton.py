@@ -32,7 +32,9 @@ class TritonUpdate:
     def _segments(self, buffer: Buffer) -> Segments | None:
         """The table of hyperparameters over a buffer; its groups are places in `self._groups`."""
         table = sorted(
-            (start, group) for group, ranges in segments(buffer.slots).items() for start, _ in ranges
+            (start, group)
+            for group, ranges in segments(buffer.slots, buffer.window).items()
+            for start, _ in ranges
         )
         if not table:  # parameters without an element
             return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -28,16 +29,24 @@ def group_of(name: str, shape: torch.Size) -> Group:
     return Group(decays=len(shape) > 1 and not name.endswith(".bias"), decoupled=name in DECOUPLED)
 
 
-def segments(slots: Iterable[Slot]) -> dict[Group, list[tuple[int, int]]]:
-    """Ranges [start, end) of a flat buffer by group: neighbours merged, the padding behind each included."""
+def segments(
+    slots: Iterable[Slot], window: tuple[int, int] | None = None
+) -> dict[Group, list[tuple[int, int]]]:
+    """Ranges [start, end) of a flat buffer by group: neighbours merged, the padding behind each included.
+
+    Args:
+        window: the part of the flat buffer to look at; ranges then count from its begin.
+    """
+    low, high = window or (0, sys.maxsize)
     ranges: dict[Group, list[tuple[int, int]]] = {}
     last: Group | None = None
     for slot in slots:
-        if slot.end == slot.start:
+        first, end = max(slot.start, low), min(slot.padded_end, high)
+        if slot.end == slot.start or first >= end:
             continue
         group = group_of(slot.name, slot.shape)
         found = ranges.setdefault(group, [])
-        start = found.pop()[0] if group == last else slot.start
-        found.append((start, slot.padded_end))
+        start = found.pop()[0] if group == last else first - low
+        found.append((start, end - low))
         last = group
     return ranges

@@ -8,7 +8,7 @@ bad is the nearest to the cause, and spoils those after it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -47,22 +47,27 @@ class NonFinite:
         return "; ".join(parts)
 
 
-def nonfinite_parameters(
-    grads: Mapping[str, Tensor], agreed: Callable[[Tensor], Tensor] = lambda bad: bad
-) -> tuple[str, ...]:
-    """Names whose gradient holds a NaN or an infinity, last registered first (the order of backward).
+def nonfinite_parameters(grads: Mapping[str, Tensor]) -> tuple[str, ...]:
+    """Names whose gradient holds a NaN or an infinity, last registered first (the order of backward)."""
+    names = list(reversed(list(grads)))
+    found = count_nonfinite([[grads[name]] for name in names])
+    return tuple(name for name, bad in zip(names, found.tolist(), strict=True) if bad)
 
-    One read of the gradients, no temporaries of their size, one wait for the device.
 
-    Args:
-        agreed: which are bad on any rank, from those bad here; the names are the same everywhere.
+def count_nonfinite(grads: Sequence[Sequence[Tensor]]) -> Tensor:
+    """[len(grads)] float64: how many tensors of each list hold a NaN or an infinity.
+
+    One read of the gradients, no temporaries of their size, no wait for the device.
     """
-    names = [name for name in reversed(list(grads)) if grads[name].numel()]
-    if not names:
-        return ()
-    extremes = torch.stack([torch.stack(torch.aminmax(grads[name])).double() for name in names])  # [names, 2]
-    bad = agreed(~extremes.isfinite().all(dim=1)).tolist()  # a NaN anywhere makes both extremes NaN
-    return tuple(name for name, found in zip(names, bad, strict=True) if found)
+    lists = [[part for part in parts if part.numel()] for parts in grads]
+    device = next((part.device for parts in lists for part in parts), torch.device("cpu"))
+    counts = [
+        torch.stack([~torch.stack(torch.aminmax(part)).double().isfinite().all() for part in parts]).sum()
+        if parts
+        else torch.zeros((), device=device)
+        for parts in lists  # a NaN anywhere makes both extremes NaN
+    ]
+    return torch.stack([count.double() for count in counts]) if counts else torch.zeros(0)
 
 
 def nonfinite_error(found: NonFinite, applied_steps: int) -> TrainingError:

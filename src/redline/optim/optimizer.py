@@ -19,9 +19,10 @@ from redline.errors import CheckpointError
 from redline.optim.adam import AdamOptions, AdamW
 from redline.optim.adam_triton import norm_and_nonzeros
 from redline.optim.clip import clip_coefficient, count_nonzero, l2_norm
+from redline.optim.data_parallel import DataParallel
 from redline.optim.flat import FlatBuffers
 from redline.optim.loss_scale import ConstantLossScale, LossScale
-from redline.optim.nonfinite import NonFinite, NonFiniteAction, nonfinite_error, nonfinite_parameters
+from redline.optim.nonfinite import NonFinite, NonFiniteAction, nonfinite_error
 from redline.optim.shared import SharedParameters, agreed
 
 
@@ -67,6 +68,7 @@ class Optimizer:
             steps out, and only an overflow at its floor, or a loss that is not finite, counts as an error.
         log_num_zeros: count zero gradient elements (one more read of the gradients).
         shared: what other tensor-parallel ranks hold too.
+        ranks: how the gradients and parameters of data-parallel ranks meet; None: there is one rank.
     """
 
     def __init__(
@@ -79,8 +81,10 @@ class Optimizer:
         nonfinite_action: NonFiniteAction = "stop",
         log_num_zeros: bool = False,
         shared: SharedParameters | None = None,
+        ranks: DataParallel | None = None,
     ) -> None:
         self.buffers = buffers
+        self.ranks = ranks or DataParallel(buffers)
         self.adam = AdamW(buffers, adam)
         self.loss_scale = loss_scale or ConstantLossScale()
         self.applied_steps = 0
@@ -111,6 +115,7 @@ class Optimizer:
         Raises: TrainingError on a non-finite step under "stop", with the step left out.
         """
         scale = self.loss_scale.scale
+        self.ranks.gatherer.finish()  # of parts that no forward pass has asked for
         self._shared.sum_partial(self.buffers)
         scaled_norm, num_zeros = self._measure()
         norm = scaled_norm / scale
@@ -123,16 +128,21 @@ class Optimizer:
             grad_scale=self._divisor(norm, scale),
             found_inf=facts[0] if self._may_skip else None,
         )
+        self.ranks.gatherer.start()
         return self._conclude(facts, has_loss=loss is not None)
 
     def _measure(self) -> tuple[Tensor, Tensor | None]:
-        """The norm of the gradients as they are, and how many of them are 0, None when nobody asks."""
-        grads, device = self._shared.counted(self.buffers, "main_grad"), self.buffers.device
+        """The norm of the gradients as they are, and how many of them are 0, None when nobody asks.
+
+        Each rank reads its own part of the gradients, and the parts are added up.
+        """
+        grads, device = self.ranks.own_grads(self._shared), self.buffers.device
         if self.adam.choice.ran == "triton" and grads:
             norm, nonzeros = norm_and_nonzeros(grads)
         else:
             norm = l2_norm(grads, device)
             nonzeros = count_nonzero(grads, device) if self._log_num_zeros else norm
+        norm, nonzeros = self.ranks.add_up(norm, nonzeros)
         zeros = self._shared.total(self._num_elements - nonzeros) if self._log_num_zeros else None
         return self._shared.norm(norm), zeros
 
@@ -170,12 +180,22 @@ class Optimizer:
 
     def params_norm(self) -> float:
         """Euclidean norm of all main parameters, frozen ones included. Waits for the device."""
-        params = self._shared.counted_main_params(self.buffers)
-        return self._shared.norm(l2_norm(params, self.buffers.device)).item()
+        norm = self.ranks.params_norm(self._shared)
+        return self._shared.norm(norm).item()
 
     def _nonfinite_parameters(self) -> tuple[str, ...]:
-        grads = self.buffers.views("main_grad")
-        return nonfinite_parameters(grads, lambda bad: agreed(bad, self._shared.group))
+        names, bad = self.ranks.nonfinite_parameters()
+        found = agreed(bad, self._shared.group).tolist() if names else []
+        return tuple(name for name, each in zip(names, found, strict=True) if each)
+
+    def publish_params(self) -> None:
+        """After something filled the main parameters: round them, and bring all parts to every rank."""
+        self.buffers.sync_params()
+        self.ranks.gatherer.start(at_once=True)
+
+    def settle(self) -> None:
+        """Wait for parameters that are still on their way, before anybody but the model reads them."""
+        self.ranks.gatherer.finish()
 
     def state_values(self) -> dict[str, Any]:
         """The state beside tensors, as JSON values; tensors are `buffers.views` of main_param and moments."""

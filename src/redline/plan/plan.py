@@ -24,6 +24,7 @@ from redline.formulas.shape import ModelShape
 from redline.formulas.state import StateDtypes
 from redline.hardware import Hardware
 from redline.plan.batch import BatchSchedule, make_batch_schedule, ramp_up
+from redline.plan.data_parallel import DataParallelPlan, plan_data_parallel
 from redline.plan.dtypes import choose_precision, state_dtypes
 from redline.plan.fp8 import Fp8Plan, plan_fp8
 from redline.plan.grid import RankGrid, make_grid
@@ -67,6 +68,7 @@ class Plan:
         shape: the model, every default resolved.
         parameters: how many it has.
         grid: which rank holds what.
+        data_parallel: how the ranks along dp share gradients and optimizer states.
         precision: name of the recipe: "bf16" "fp16" "fp32" "fp64"; also the compute and parameter dtype.
         fp8: which GEMMs run in fp8; None when all run in the compute dtype.
         dtypes: storage of parameters, gradients and optimizer state.
@@ -85,6 +87,7 @@ class Plan:
     shape: ModelShape
     parameters: ParameterCount
     grid: RankGrid
+    data_parallel: DataParallelPlan
     precision: str
     fp8: Fp8Plan | None
     dtypes: StateDtypes
@@ -141,6 +144,8 @@ def make_plan(config: RunConfig, hardware: Hardware, vocab_size: int, world_size
     dtypes = state_dtypes(precision.ran, config.precision, config.optim)
     fp8 = plan_fp8(config.precision, shape, hardware)
     batch = plan_batch(config.train, grid.dp)
+    parameters = count_parameters(shape)
+    ranks = plan_data_parallel(config.parallel, config.overlap, dp=grid.dp, parameters=parameters.total)
     expected = Conditions(device=hardware.kind, precision=precision.ran, attention="unfused")
     microbatch = MicrobatchShape(
         seq_length=seq_length,
@@ -159,8 +164,9 @@ def make_plan(config: RunConfig, hardware: Hardware, vocab_size: int, world_size
     cost = recompute_cost(config, hardware, vocab_size, world_size)
     plan = Plan(
         shape=shape,
-        parameters=count_parameters(shape),
+        parameters=parameters,
         grid=grid,
+        data_parallel=ranks,
         precision=precision.ran,
         fp8=fp8,
         dtypes=dtypes,
@@ -171,7 +177,7 @@ def make_plan(config: RunConfig, hardware: Hardware, vocab_size: int, world_size
         microbatch=microbatch,
         memory=training_memory(shape, microbatch, dtypes),
         flops=MappingProxyType({name: flops_per_token(shape, seq_length, name) for name in CONVENTIONS}),
-        choices=(precision, *(fp8.choices if fp8 else ())),
+        choices=(precision, *ranks.choices, *(fp8.choices if fp8 else ())),
         search=recompute_search(config, hardware, cost),
         recompute_cost=cost,
     )

@@ -10,7 +10,7 @@ import torch
 from redline.attention import Calibration
 from redline.build import CompileLog, assemble, choose_attention, compile_blocks, open_device
 from redline.choice import Choice
-from redline.comm import Groups, World, first_then_all, open_groups, together
+from redline.comm import Groups, Progress, World, close_world, first_then_all, open_groups, together
 from redline.config import Environment, Parsed, RunConfig, check, notices, raise_problems
 from redline.data import DataSplits, Microbatch, StdlibCorpus
 from redline.hardware import Hardware, detect, with_measured_peak
@@ -44,6 +44,7 @@ class OpenRun:
     Attributes:
         config: with the checkpoint's model shape, if that was asked for.
         groups: the ranks it runs on.
+        progress: where this rank stands.
         schedules: the plan's, or the resumed checkpoint's.
         corpus: the demo corpus, None with other data.
         start: the checkpoint it began with.
@@ -53,6 +54,7 @@ class OpenRun:
 
     config: RunConfig
     groups: Groups
+    progress: Progress
     device: torch.device
     hardware: Hardware
     plan: Plan
@@ -80,7 +82,13 @@ class OpenRun:
             device=self.device,
             empty_cache_level=train.empty_unused_memory_level,
             dp=self.groups.dp,
+            progress=self.progress,
         )
+
+    def close(self) -> None:
+        """Leave the other ranks, once all of them are done; nothing to do on one process."""
+        together(self.groups.control, self.state.optimizer.settle)
+        close_world()
 
     def batches(self) -> Generator[list[Microbatch], None, None]:
         """The microbatches of every step that is left; closing it stops the threads that make them."""
@@ -131,9 +139,16 @@ def open_run(parsed: Parsed, environment: Environment, say: Say) -> OpenRun:
     attention = first_then_all(  # one rank of a machine measures, and the others read what it wrote
         world.control, leads, lambda: choose_attention(config, plan, device, calibration)
     )
+    progress = Progress()
     with out_of_memory_explained(config, plan, hardware):
         assembly = assemble(
-            config, plan, device, attention, groups=groups, interpret=environment.triton_interpret
+            config,
+            plan,
+            device,
+            attention,
+            groups=groups,
+            interpret=environment.triton_interpret,
+            progress=progress,
         )
     plan = assembly.plan
     state = TrainState(assembly.model, assembly.optimizer, fp8=assembly.fp8)
@@ -155,6 +170,7 @@ def open_run(parsed: Parsed, environment: Environment, say: Say) -> OpenRun:
     return OpenRun(
         config=config,
         groups=groups,
+        progress=progress,
         device=device,
         hardware=hardware,
         plan=plan,
@@ -174,7 +190,8 @@ def _open_groups(world: World, plan: Plan) -> Groups:
     if world.control.handle is None:
         return Groups()
     grid = plan.grid
-    return open_groups(grid.groups("tp"), grid.groups("dp"), world.control)
+    instances = plan.data_parallel.instances
+    return open_groups(grid.groups("tp"), grid.groups("dp"), world.control, instances=instances)
 
 
 def _compiled(

@@ -111,6 +111,7 @@ def _train_in(folder: RunFolder, run: OpenRun, started: float) -> dict[str, Any]
         profiling = Profiling(run, folder, step, ledger)
         actions = RunActions(run, folder, ledger, display, writer, profiling)
         outcome = train(state, step, batches, actions.in_order(), stop, total, profiling.wanted)
+        state.optimizer.settle()
         test = actions.evaluate("test") if state.iteration >= total else None
     if ledger is None:
         return None

@@ -6,13 +6,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from redline.comm.chunked import Chunked
 from redline.errors import CheckpointError
 from redline.formulas.shape import ModelShape
 from redline.model import Fp8Gemms, Transformer, logical_tensors, parts_of
-from redline.optim import Kind, Optimizer
+from redline.optim import Kind, Optimizer, Pieces
 
 # Where each kind of flat buffer stands in a checkpoint: param/embedding.word.weight, exp_avg/...
 SAVED_KINDS: dict[str, Kind] = {"param": "main_param", "exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}
@@ -51,7 +52,7 @@ class TrainState:
     def tensors(self, *, moments: bool = True, fp8: bool = True) -> dict[str, Tensor]:
         """Views of every saved tensor by logical name, in the plain layout; filling them restores the state.
 
-        On several tensor-parallel ranks a split tensor is `Chunked`: whole in name, with this rank's piece.
+        A tensor of which other ranks hold the rest is `Chunked`: whole in name, with this rank's pieces.
         A main parameter that is stored in two halves is a joined copy instead, in host memory; `take_params`
         stores what it was filled with.
 
@@ -65,6 +66,8 @@ class TrainState:
                 continue
             for name, view in self.optimizer.buffers.views(kind).items():
                 found |= {f"{prefix}/{logical}": part for logical, part in self._saved(name, view)}
+            for name, pieces in self.optimizer.buffers.pieces(kind).items():
+                found |= {f"{prefix}/{logical}": part for logical, part in self._saved_pieces(name, pieces)}
         return found | (self.fp8.state.tensors() if self.fp8 and fp8 else {})
 
     def _saved(self, name: str, view: Tensor) -> Iterator[tuple[str, Tensor]]:
@@ -76,14 +79,33 @@ class TrainState:
             split = part.held.size != whole.size
             yield whole.name, Chunked.make(whole.size, {part.held.offset: piece}) if split else piece
 
+    def _saved_pieces(self, name: str, pieces: Pieces) -> Iterator[tuple[str, Tensor]]:
+        """The same of a parameter that data-parallel ranks share: its pieces, as rectangles of the whole."""
+        rank = self.model.tp.rank
+        places = logical_tensors(name, _nowhere(pieces), self.shape, rank)
+        for part in parts_of(name, self.shape, rank):
+            place, first = places[part.tensor.name], part.held.offset
+            own = pieces.cut(int(place.storage_offset()), place.shape)
+            held = {
+                tuple(a + b for a, b in zip(first, offset, strict=True)): piece
+                for offset, piece in own.rectangles()
+            }
+            yield part.tensor.name, Chunked.make(part.tensor.size, held, pieces.dtype)
+
     def take_params(self, tensors: Mapping[str, Tensor]) -> None:
-        """Go on from parameters that `tensors()` was filled with: round them, or split them into halves."""
+        """Go on from parameters that `tensors()` was filled with: round them, or split them into halves.
+
+        What other ranks were filled with comes from there.
+        """
         for name, main in self.optimizer.buffers.write_main_params():
             for logical, place in self._saved(name, main):
-                loaded = tensors[f"param/{logical}"]
-                for piece, found in zip(_pieces(place), _pieces(loaded), strict=True):
-                    if piece.data_ptr() != found.data_ptr():
-                        piece.copy_(found)
+                ((first, piece),) = _boxes(place).items()
+                for offset, found in _boxes(tensors[f"param/{logical}"]).items():
+                    box = zip(offset, first, found.shape, strict=True)
+                    target = piece[tuple(slice(o - f, o - f + size) for o, f, size in box)]
+                    if target.data_ptr() != found.data_ptr():
+                        target.copy_(found)
+        self.optimizer.publish_params()
 
     def values(self) -> dict[str, Any]:
         """Every counter, as JSON values."""
@@ -111,5 +133,11 @@ class TrainState:
             self.fp8.state.load_values(values["fp8"])
 
 
-def _pieces(tensor: Tensor) -> list[Tensor]:
-    return list(tensor.pieces.values()) if isinstance(tensor, Chunked) else [tensor]
+def _boxes(tensor: Tensor) -> dict[torch.Size, Tensor]:
+    """What is here of a tensor, by offset."""
+    return tensor.pieces if isinstance(tensor, Chunked) else {torch.Size([0] * tensor.dim()): tensor}
+
+
+def _nowhere(pieces: Pieces) -> Tensor:
+    """A tensor of the whole size without memory: where logical tensors lie in it is all that is asked."""
+    return torch.empty(pieces.shape, device="meta")

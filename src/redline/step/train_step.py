@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from redline.comm import Group
+from redline.comm import Group, Progress
 from redline.data import Microbatch
 from redline.model import DropoutState, dropout_keys
 from redline.optim import StepResult
@@ -53,6 +53,7 @@ class TrainStep:
         empty_cache_level: 1 frees cached device memory after the backward, 2 also after the update
             (`--empty-unused-memory-level`).
         dp: the ranks that see other samples of each global batch.
+        progress: learns which part of the step this rank has begun.
     """
 
     def __init__(
@@ -64,10 +65,11 @@ class TrainStep:
         device: torch.device,
         empty_cache_level: int = 0,
         dp: Group | None = None,
+        progress: Progress | None = None,
     ) -> None:
         self.state, self.schedules, self.device = state, schedules, device
         self._empty_cache_level = empty_cache_level
-        self._dp = dp or Group()
+        self._dp, self._progress = dp or Group(), progress or Progress()
         shape = state.shape
         drops = shape.hidden_dropout > 0 or shape.attention_dropout > 0
         self._dropout_keys = dropout_keys(seed, shape.num_layers, device) if drops else None
@@ -78,18 +80,20 @@ class TrainStep:
         Raises: TrainingError when the step is not finite and the run is to stop then.
         """
         started = time.perf_counter()
-        state, optimizer = self.state, self.state.optimizer
+        state, optimizer, progress = self.state, self.state.optimizer, self._progress
+        progress.step = state.iteration + 1
+        progress.begins("counting tokens")
         counted = self._count_tokens(microbatches)
         optimizer.buffers.zero_grad()
         if state.fp8 is not None:
             state.fp8.prepare()
         loss = self._accumulate(microbatches, optimizer.loss_scale.scale / counted.clamp(min=1).double())
+        optimizer.ranks.reducer.finish()
         if self._dp.handle is not None:
-            for main_grad in optimizer.buffers.flat("main_grad"):
-                dist.all_reduce(main_grad, group=self._dp.handle)
             dist.all_reduce(loss, group=self._dp.handle)
         self._free_cache(1)
 
+        progress.begins("optimizer step")
         at = state.schedule_samples
         lr = self.schedules.lr(at)
         result = optimizer.step(
@@ -121,7 +125,10 @@ class TrainStep:
         total = torch.zeros((), dtype=dtype, device=self.device)
         weight = weight.to(dtype)
         iteration = torch.full((), self.state.iteration, dtype=torch.int64, device=self.device)
-        for batch in microbatches:
+        for number, batch in enumerate(microbatches):
+            self._progress.begins(f"microbatch {number + 1} of {len(microbatches)}")
+            if number == len(microbatches) - 1:
+                self.state.optimizer.ranks.reducer.expect_last_backward()
             moved = batch.to(self.device, non_blocking=True)
             loss = microbatch_loss(model, moved, weight, self._dropout(moved, iteration))
             loss.backward()

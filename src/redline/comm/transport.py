@@ -1,0 +1,110 @@
+"""Collectives on flat tensors, each in place, over one group.
+
+PyTorch's spellings change from release to release and are wrapped once, here. A group of one rank sends
+nothing, so nobody has to ask for its size. Whoever wants to count, slow down or simulate what is sent hands
+the same four methods to the caller by another object.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from redline.comm.groups import Group
+from redline.comm.progress import Progress
+
+_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+class Work(Protocol):
+    """Something sent; on a GPU `wait` makes the current stream wait, on a CPU the caller."""
+
+    def wait(self) -> Any:
+        """Until then the tensor belongs to the collective."""
+
+
+class Done:
+    """Work that is over."""
+
+    def wait(self) -> None:
+        """At once."""
+
+
+class Transport(Protocol):
+    """What data parallelism asks of a group."""
+
+    size: int
+    index: int
+
+    def all_reduce(self, tensor: Tensor) -> Work:
+        """Start summing `tensor` over the ranks, in place."""
+
+    def reduce_scatter(self, tensor: Tensor) -> Work:
+        """Start summing the own part of `tensor`, in place; what the other parts hold then is undefined."""
+
+    def all_gather(self, tensor: Tensor) -> Work:
+        """Start filling the other parts of `tensor` from the ranks that own them."""
+
+
+class Collectives:
+    """A Transport over torch.distributed.
+
+    Args:
+        group: the ranks.
+        progress: learns what is being sent, for whoever asks where this rank stands.
+        wide_sum: reduce-scatter sends half-precision parts as they are and sums them in fp32 at their owner
+            (`--ddp-reduce-scatter-with-fp32-accumulation`).
+    """
+
+    def __init__(self, group: Group, progress: Progress | None = None, *, wide_sum: bool = False) -> None:
+        self.size, self.index = group.size, group.index
+        self._handle, self._wide_sum = group.handle, wide_sum
+        self._progress = progress or Progress()
+
+    def all_reduce(self, tensor: Tensor) -> Work:
+        """See Transport."""
+        if self._handle is None:
+            return Done()
+        self._progress.sends("all-reduce", tensor)
+        work: Work = dist.all_reduce(tensor, group=self._handle, async_op=True)
+        return work
+
+    def reduce_scatter(self, tensor: Tensor) -> Work:
+        """See Transport."""
+        if self._handle is None:
+            return Done()
+        self._progress.sends("reduce-scatter", tensor)
+        if self._wide_sum and tensor.element_size() < 4:
+            return _WideSum(tensor, self._own(tensor), self.size, self._handle)
+        work: Work = _reduce_scatter(self._own(tensor), tensor, group=self._handle, async_op=True)
+        return work
+
+    def all_gather(self, tensor: Tensor) -> Work:
+        """See Transport."""
+        if self._handle is None:
+            return Done()
+        self._progress.sends("all-gather", tensor)
+        work: Work = _all_gather(tensor, self._own(tensor), group=self._handle, async_op=True)
+        return work
+
+    def _own(self, tensor: Tensor) -> Tensor:
+        length = tensor.numel() // self.size
+        return tensor[self.index * length : (self.index + 1) * length]
+
+
+class _WideSum:
+    """A reduce-scatter as an all-to-all whose parts are added in fp32 when it is waited for."""
+
+    def __init__(self, tensor: Tensor, own: Tensor, size: int, handle: dist.ProcessGroup) -> None:
+        self._parts, self._own, self._size = torch.empty_like(tensor), own, size
+        self._work = dist.all_to_all_single(self._parts, tensor, group=handle, async_op=True)
+
+    def wait(self) -> None:
+        """Add up what came."""
+        self._work.wait()
+        parts = self._parts.view(self._size, -1)
+        self._own.copy_(parts.sum(0, dtype=torch.float32))
