@@ -8,7 +8,7 @@ bad is the nearest to the cause, and spoils those after it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -45,13 +45,6 @@ class NonFinite:
         elif not math.isfinite(self.grad_norm):
             parts.append(f"every gradient is finite but their norm is {self.grad_norm}")
         return "; ".join(parts)
-
-
-def nonfinite_parameters(grads: Mapping[str, Tensor]) -> tuple[str, ...]:
-    """Names whose gradient holds a NaN or an infinity, last registered first (the order of backward)."""
-    names = list(reversed(list(grads)))
-    found = count_nonfinite([[grads[name]] for name in names])
-    return tuple(name for name, bad in zip(names, found.tolist(), strict=True) if bad)
 
 
 def count_nonfinite(grads: Sequence[Sequence[Tensor]]) -> Tensor:
