@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # fp8 on one GPU: the tests on this card, then whole steps in bf16 and fp8. Results go to $OUT (default bench-out).
-# usage: OUT=dir COMMIT=rev benchmarks/gpu_fp8.sh [tests] [steps] [casts]
+# usage: OUT=dir COMMIT=rev benchmarks/gpu_fp8.sh [tests] [steps] [casts] [tune]
 #   tests   casts, sites, GEMMs -> fp8-tests.txt                                    (1 minute)
 #   steps   the 8-layer 8B shape and the 1B, bf16 and fp8 -> fp8-step-*.json        (5 minutes)
 #   casts   share of copy bandwidth of each cast -> fp8-casts.json                  (1 minute)
+#   tune    the casts under other tiles -> fp8-tune.json                            (1 minute)
 set -u
 cd "$(dirname "$0")/.."
 export PYTHONPATH="src${PYTHONPATH:+:$PYTHONPATH}" OUT="${OUT:-bench-out}" PYTHONUNBUFFERED=1
@@ -37,6 +38,11 @@ steps() {
 casts() {
   timeout 100 "$PYTHON" -m redline bench kernels --only fp8 --commit "$COMMIT" --out "$OUT/fp8-casts.json"
   echo "casts: rc $?"
+}
+
+tune() {
+  timeout 100 "$PYTHON" benchmarks/tune_fp8.py "$OUT/fp8-tune.json"
+  echo "tune: rc $?"
 }
 
 for stage in "$@"; do "$stage"; done

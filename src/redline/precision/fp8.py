@@ -92,7 +92,8 @@ class Fp8State:
         self.sites, self.spec = tuple(sites), spec
         size = (len(self.sites), len(OPERANDS))
         self.scale = torch.ones(size, device=device)
-        self.inverse = torch.ones(size, device=device)
+        # cuBLAS reads a scale at addresses that are multiples of 16 bytes only.
+        self.inverse = torch.ones((*size, 4), device=device)[..., :1].squeeze(-1)
         self.amax = torch.zeros(size, device=device)
         self.history = torch.zeros((*size, spec.history_len), device=device)
         limits = [FP8_MAX[spec.dtype(operand)] for operand in OPERANDS]

@@ -10,6 +10,8 @@ persistent: a program walks over many tiles and sends its largest value once; th
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
@@ -19,7 +21,31 @@ from redline.kernels.common import as_rows, ceil_div, next_power_of_2, num_sms, 
 from redline.kernels.fp8.reference import FP8_MAX, GEMM_MULTIPLE
 from redline.kernels.triton_common import Sum, activate, activate_and_slope, column_sums
 
-TILE_ROWS, TILE_COLS = 128, 64  # 128 transposed bytes are one cache line; 32 elements a thread of 8 warps
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Rows and columns that a program takes at a time, its warps, and programs an SM (0: one a tile)."""
+
+    rows: int
+    cols: int
+    warps: int
+    per_sm: int = 0
+
+    def grid(self, rows: int, cols: int, x: Tensor) -> tuple[int]:
+        """Programs for a matrix of this size."""
+        tiles = ceil_div(rows, self.rows) * ceil_div(cols, self.cols)
+        return (min(tiles, self.per_sm * num_sms(x.get_device())) if self.per_sm else tiles,)
+
+
+# 128 transposed bytes are one cache line. Chosen on an H200 among the variants of benchmarks/tune_fp8.py.
+TILES = {
+    "cast": Tile(8, 1024, 8),
+    "cast both": Tile(128, 64, 8),
+    "transpose": Tile(128, 128, 8),
+    "activation": Tile(2, 1024, 4),
+    "activation backward": Tile(64, 64, 8, 4),
+    "norm": Tile(8192, 1, 8),  # elements of whole rows
+}
 
 
 @triton.jit
@@ -38,13 +64,13 @@ def _cast_kernel(
 ):  # fmt: skip
     scale = tl.load(scale_ptr)
     strips = tl.cdiv(cols, BLOCK_COLS)
-    largest = tl.zeros([BLOCK_ROWS, BLOCK_COLS], tl.float32)
+    largest = 0.0
     for tile in tl.range(tl.program_id(0), tl.cdiv(rows, BLOCK_ROWS) * strips, tl.num_programs(0)):
         row = (tile // strips).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
         col = (tile % strips) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
         mask = (row < rows)[:, None] & (col < cols)[None, :]
         x = tl.load(x_ptr + (row * x_stride)[:, None] + col[None, :], mask=mask, other=0.0).to(tl.float32)
-        largest = tl.maximum(largest, tl.abs(x))
+        largest = tl.maximum(largest, tl.max(tl.abs(x)))
         if ROWS:
             q = _fp8(x, scale, MAX, q_ptr)
             tl.store(q_ptr + (row * cols)[:, None] + col[None, :], q, mask=mask)
@@ -52,7 +78,7 @@ def _cast_kernel(
             qt = tl.trans(_fp8(x, scale, MAX, qt_ptr))
             target = qt_ptr + (col.to(tl.int64) * t_stride)[:, None] + row[None, :]
             tl.store(target, qt, mask=(col < cols)[:, None] & (row < t_stride)[None, :])
-    tl.atomic_max(amax_ptr, tl.max(largest))
+    tl.atomic_max(amax_ptr, largest)
 
 
 @triton.jit
@@ -79,7 +105,7 @@ def _norm_cast_kernel(
     weight = tl.load(weight_ptr + col, mask=col < cols, other=0.0).to(tl.float32)
     if ZERO_CENTERED:
         weight += 1.0
-    largest = tl.zeros([BLOCK_ROWS, BLOCK_COLS], tl.float32)
+    largest = 0.0
     for start in tl.range(tl.program_id(0) * BLOCK_ROWS, rows, tl.num_programs(0) * BLOCK_ROWS):
         row = start + tl.arange(0, BLOCK_ROWS).to(tl.int64)
         mask = (row < rows)[:, None] & (col < cols)
@@ -96,9 +122,9 @@ def _norm_cast_kernel(
         y = tl.where(
             mask, y.to(x_ptr.dtype.element_ty).to(tl.float32), 0.0
         )  # what the GEMM in bf16 would read
-        largest = tl.maximum(largest, tl.abs(y))
+        largest = tl.maximum(largest, tl.max(tl.abs(y)))
         tl.store(q_ptr + (row * cols)[:, None] + col, _fp8(y, scale, MAX, q_ptr), mask=mask)
-    tl.atomic_max(amax_ptr, tl.max(largest))
+    tl.atomic_max(amax_ptr, largest)
 
 
 @triton.jit
@@ -118,7 +144,7 @@ def _activation_cast_kernel(
 ):  # fmt: skip
     scale = tl.load(scale_ptr)
     strips = tl.cdiv(cols, BLOCK_COLS)
-    largest = tl.zeros([BLOCK_ROWS, BLOCK_COLS], tl.float32)
+    largest = 0.0
     for tile in tl.range(tl.program_id(0), tl.cdiv(rows, BLOCK_ROWS) * strips, tl.num_programs(0)):
         row = (tile // strips).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
         col = (tile % strips) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
@@ -128,10 +154,10 @@ def _activation_cast_kernel(
         if GATED:
             y *= _biased(x_ptr, bias_ptr, offset, col, mask, cols, cols, HAS_BIAS)
         y = tl.where(mask, y.to(x_ptr.dtype.element_ty).to(tl.float32), 0.0)
-        largest = tl.maximum(largest, tl.abs(y))
+        largest = tl.maximum(largest, tl.max(tl.abs(y)))
         target = q_ptr + (row * cols)[:, None] + col[None, :]
         tl.store(target, _fp8(y, scale, MAX, q_ptr), mask=mask)
-    tl.atomic_max(amax_ptr, tl.max(largest))
+    tl.atomic_max(amax_ptr, largest)
 
 
 @triton.jit
@@ -158,7 +184,7 @@ def _activation_cast_bwd_kernel(
     strips = tl.cdiv(cols, BLOCK_COLS)
     split = tl.program_id(0) // strips
     col = (tl.program_id(0) % strips) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
-    largest = tl.zeros([BLOCK_ROWS, BLOCK_COLS], tl.float32)
+    largest = 0.0
     sum_0 = tl.zeros([BLOCK_ROWS, BLOCK_COLS], tl.float32)
     sum_1 = tl.zeros([BLOCK_ROWS, BLOCK_COLS], tl.float32)
     for start in tl.range(split * BLOCK_ROWS, rows, splits * BLOCK_ROWS):
@@ -171,15 +197,15 @@ def _activation_cast_bwd_kernel(
         )
         if GATED:
             dup = (dy * value).to(x_ptr.dtype.element_ty).to(tl.float32)
-            largest = tl.maximum(largest, tl.abs(dup))
+            largest = tl.maximum(largest, tl.max(tl.abs(dup)))
             _store_both(dup, scale, q_ptr, qt_ptr, row, cols + col, rows, width, width, t_stride, MAX)
             dy *= _biased(x_ptr, bias_ptr, offset, col, mask, cols, cols, HAS_BIAS)
             sum_1 += dup
         d = tl.where(mask, (dy * slope).to(x_ptr.dtype.element_ty).to(tl.float32), 0.0)
-        largest = tl.maximum(largest, tl.abs(d))
+        largest = tl.maximum(largest, tl.max(tl.abs(d)))
         _store_both(d, scale, q_ptr, qt_ptr, row, col, rows, cols, width, t_stride, MAX)
         sum_0 += d
-    tl.atomic_max(amax_ptr, tl.max(largest))
+    tl.atomic_max(amax_ptr, largest)
     if HAS_BIAS:
         target = partial_ptr + split.to(tl.int64) * width + col
         tl.store(target, tl.sum(sum_0, axis=0), mask=col < cols)
@@ -197,11 +223,11 @@ def cast(
     qt = torch.empty((cols, _padded(rows)) if columns_wanted else (0,), dtype=dtype, device=x.device)
     if x.numel() == 0:
         return q, qt
-    tiles = ceil_div(rows, TILE_ROWS) * ceil_div(cols, TILE_COLS)
+    tile = TILES["cast both" if columns_wanted else "cast"]
     with on_device_of(x):
-        _cast_kernel[(_programs(tiles, x, 4),)](
+        _cast_kernel[tile.grid(rows, cols, x)](
             x, scale, amax, q, qt, rows, cols, x.stride(0), qt.shape[-1], FP8_MAX[dtype], rows_wanted,
-            columns_wanted, TILE_ROWS, TILE_COLS, num_warps=8,
+            columns_wanted, tile.rows, tile.cols, num_warps=tile.warps,
         )  # fmt: skip
     return q, qt
 
@@ -212,11 +238,12 @@ def transpose(q: Tensor) -> Tensor:
     qt = torch.empty((cols, _padded(rows)), dtype=q.dtype, device=q.device)
     if q.numel() == 0:
         return qt
-    grid = (ceil_div(rows, TILE_ROWS) * ceil_div(cols, 128),)
+    tile = TILES["transpose"]
     with on_device_of(q):  # bytes are moved, not numbers
-        _transpose_kernel[grid](
-            q.view(torch.uint8), qt.view(torch.uint8), rows, cols, qt.shape[1], TILE_ROWS, 128, num_warps=8
-        )
+        _transpose_kernel[tile.grid(rows, cols, q)](
+            q.view(torch.uint8), qt.view(torch.uint8), rows, cols, qt.shape[1], tile.rows, tile.cols,
+            num_warps=tile.warps,
+        )  # fmt: skip
     return qt
 
 
@@ -240,9 +267,10 @@ def norm_cast(
     if x.numel() == 0:
         return q, mean, rstd
     block_cols = next_power_of_2(cols)
-    block_rows, num_warps = max(1, 4096 // block_cols), 16 if block_cols > 8192 else 8
+    tile = TILES["norm"]
+    block_rows, num_warps = max(1, tile.rows // block_cols), 16 if block_cols > 8192 else tile.warps
     with on_device_of(x):
-        _norm_cast_kernel[(_programs(ceil_div(rows, block_rows), x, 8),)](
+        _norm_cast_kernel[Tile(block_rows, cols, num_warps, tile.per_sm).grid(rows, cols, x)](
             x, weight, bias, scale, amax, q, mean, rstd, rows, cols, x.stride(0), eps, layer,
             bias is not None, zero_centered, FP8_MAX[dtype], block_rows, block_cols, num_warps=num_warps,
         )  # fmt: skip
@@ -258,12 +286,11 @@ def activation_cast(
     q = torch.empty((rows, cols), dtype=dtype, device=x.device)
     if q.numel() == 0:
         return q
-    block_rows, block_cols = 4, 1024
-    tiles = ceil_div(rows, block_rows) * ceil_div(cols, block_cols)
+    tile = TILES["activation"]
     with on_device_of(x):
-        _activation_cast_kernel[(_programs(tiles, x, 8),)](
+        _activation_cast_kernel[tile.grid(rows, cols, x)](
             x, bias, scale, amax, q, rows, cols, x.stride(0), kind, gated, bias is not None, FP8_MAX[dtype],
-            block_rows, block_cols, num_warps=8,
+            tile.rows, tile.cols, num_warps=tile.warps,
         )  # fmt: skip
     return q
 
@@ -288,14 +315,15 @@ def activation_cast_backward(
     dbias = (x if bias is None else bias).new_empty(width if wanted else 0)
     if x.numel() == 0:
         return q, qt, dbias.zero_()
-    block_rows, block_cols = 64, 64
-    strips, splits = ceil_div(cols, block_cols), ceil_div(rows, block_rows)
-    splits = min(splits, max(1, ceil_div(4 * num_sms(x.get_device()), strips)))
+    tile = TILES["activation backward"]
+    strips, splits = ceil_div(cols, tile.cols), ceil_div(rows, tile.rows)
+    if tile.per_sm or bias is not None:  # long strips: fewer partial sums of the bias
+        splits = min(splits, max(1, ceil_div((tile.per_sm or 4) * num_sms(x.get_device()), strips)))
     partial = None if bias is None else x.new_empty((splits, width), dtype=torch.float32)
     with on_device_of(x):
         _activation_cast_bwd_kernel[(strips * splits,)](
             dy, x, bias, scale, amax, q, qt, partial, rows, cols, dy.stride(0), x.stride(0), qt.shape[1],
-            splits, kind, gated, bias is not None, FP8_MAX[dtype], block_rows, block_cols, num_warps=8,
+            splits, kind, gated, bias is not None, FP8_MAX[dtype], tile.rows, tile.cols, num_warps=tile.warps,
         )  # fmt: skip
         if partial is not None:
             column_sums(Sum(partial, dbias if main_grad is None else main_grad, main_grad is not None))
@@ -304,7 +332,3 @@ def activation_cast_backward(
 
 def _padded(rows: int) -> int:
     return ceil_div(rows, GEMM_MULTIPLE) * GEMM_MULTIPLE
-
-
-def _programs(tiles: int, x: Tensor, per_sm: int) -> int:
-    return min(tiles, per_sm * num_sms(x.get_device()))
