@@ -96,6 +96,16 @@ def test_layers_share_one_graph_and_give_the_bits_of_eager(
     assert not counters["graph_break"]
 
 
+def test_one_row_is_one_graph_too(environment: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A size of 1 has any stride: that of the embedding's output must be that of a block's."""
+    shape = make_shape("gpt2", num_layers=LAYERS, **DROPS)
+    eager, model = twins(shape, torch.float64, "cpu")
+    log = compiled(model, environment, monkeypatch)
+    batch = make_batch(shape, B=1)
+    losses = [run_loss(each, batch, make_dropout(shape, batch)) for each in (eager, model)]
+    assert torch.equal(*losses) and len(log.graphs) == 1
+
+
 @pytest.mark.parametrize("kind", ["gpt2", "qwen3"])
 def test_kernels_are_nodes_of_the_graph(
     kind: str, kernel_device: str, environment: Environment, monkeypatch: pytest.MonkeyPatch

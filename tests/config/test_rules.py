@@ -55,6 +55,13 @@ CASES: dict[str, list[tuple[str, str]]] = {
         ("--tokenizer-type ByteTokenizer --eod-token x", "--tokenizer-model t --eod-token x"),
     ],
     "length-stated": [("--train-iters none", "--train-iters none --train-samples 9")],
+    "graphs-and-ranks": [("--cuda-graph --use-distributed-optimizer", "--cuda-graph")],
+    "graphs-and-fp8": [("--cuda-graph --fp8", "--cuda-graph --bf16")],
+    "graphs-and-tp": [("--cuda-graph --tensor-model-parallel-size 2", "--cuda-graph")],
+    "packing-resets": [
+        ("--packing --reset-position-ids", "--reset-position-ids"),
+        ("--dataloader-inter-document-masking --reset-attention-mask", "--packing"),
+    ],
     "batch-of-microbatches": [
         ("--micro-batch-size 3 --global-batch-size 8", "--micro-batch-size 4 --global-batch-size 8")
     ],

@@ -134,6 +134,8 @@ class TestResume:
             for start in range(0, 12, size):
                 batch = source.batch(start, size)
                 for field in dataclasses.fields(batch):
+                    if field.name == "documents":  # of packed samples
+                        continue
                     parts = [getattr(single, field.name) for single in singles[start : start + size]]
                     assert torch.equal(getattr(batch, field.name), torch.cat(parts)), field.name
 

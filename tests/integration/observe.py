@@ -250,8 +250,10 @@ def _tensors(content: Any) -> Iterator[tuple[str, torch.Tensor]]:
         return
     for batch in content:
         for name in Microbatch.__dataclass_fields__:
-            if (tensor := getattr(batch, name)) is not None:
+            if isinstance(tensor := getattr(batch, name), torch.Tensor):
                 yield name, tensor
+        if batch.documents is not None:
+            yield "cu_seqlens", batch.documents.cu_seqlens
 
 
 def _train(values: Values, cache: Path) -> str:

@@ -49,9 +49,16 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "sharded, padded": {**SHARDED, **SMALL, "ddp_pad_buckets_for_high_nccl_busbw": True},
     "recomputed": {**SHARDED, **SMALL, **RECOMPUTED},
     "dropout": {**SHARDED, **SMALL, "hidden_dropout": 0.1, "attention_dropout": 0.1},
+    "packed": {**SHARDED, **SMALL, "packing": True},
     "untied": {**SHARDED, **SMALL, "untie_embeddings_and_output_weights": True},
 }
-MODELS = ("train_iters", "hidden_dropout", "attention_dropout", "untie_embeddings_and_output_weights")
+MODELS = (
+    "train_iters",
+    "packing",
+    "hidden_dropout",
+    "attention_dropout",
+    "untie_embeddings_and_output_weights",
+)
 
 
 def finished(run: OpenRun) -> dict[str, Any]:

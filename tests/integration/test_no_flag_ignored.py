@@ -114,6 +114,8 @@ DATA = {
     "reset_position_ids": see(observe.data, **DOCUMENTS),
     "reset_attention_mask": see(observe.data, **DOCUMENTS),
     "eod_mask_loss": see(observe.data, **DOCUMENTS),
+    "packing": see(observe.data),
+    "dataloader_inter_document_masking": see(observe.data),
 }
 TOKENIZER = {
     "tokenizer_type": see(observe.vocabulary, **CUSTOM),
@@ -287,6 +289,9 @@ OTHERS = {
     },
     "gradient_accumulation_fusion": see(observe.numbers, bf16=True),
     "use_torch_compile": see(observe.choices),
+    # A CPU has none; on a GPU tests/step/test_graph.py looks.
+    "cuda_graph_impl": see(observe.choices, refused=2, value="local"),
+    "cuda_graph_warmup_steps": see(observe.choices, refused=2, value=2, cuda_graph_impl="none"),
     "device": see(observe.choices, device="auto"),
     "threads": see(observe.process, threads=None, train_iters=1, eval_iters=0),
 }

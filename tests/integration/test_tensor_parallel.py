@@ -66,6 +66,12 @@ def test_recompute(one, tmp_path: Path) -> None:
     check(one, tmp_path, 2, [(GPT, tp(2, **full, **SP)), (LLAMA, tp(2, **selective, **SP))])
 
 
+def test_packed_documents(one, tmp_path: Path) -> None:
+    """Every rank holds all starts of documents, and with sequence parallelism a share of the places."""
+    packed = [({**GPT, "packing": True}, tp(2)), ({**LLAMA, "packing": True}, tp(2, **SP))]
+    check(one, tmp_path, 2, packed)
+
+
 @pytest.mark.long
 def test_more_on_two_ranks(one, tmp_path: Path) -> None:
     variants = [(model, tp(2, **sp)) for model, sp in ((QWEN, SP), (SHARED, {}))]

@@ -11,6 +11,7 @@ from typing import Any
 from redline.build import compile_failure_explained
 from redline.config import Environment, Parsed
 from redline.errors import ConfigError
+from redline.formulas.flops import CONVENTIONS, Attended, flops_per_packed_token
 from redline.ledger import mfu
 from redline.run import open_run
 from redline.step import StepOutcome
@@ -40,7 +41,10 @@ def bench_step(
     rates = [outcome.num_tokens / outcome.time_s for outcome in measured]
     rate = statistics.median(rates)
     shape, seq_length = run.plan.shape, run.config.train.seq_length
-    utilisation = [mfu(each, rate, run.hardware, run.plan.precision) for each in run.plan.flops.values()]
+    num_tokens = sum(outcome.num_tokens for outcome in measured)
+    work = Attended(*map(sum, zip(*(outcome.attended for outcome in measured), strict=True)))
+    flops = [flops_per_packed_token(shape, num_tokens, work, convention) for convention in CONVENTIONS]
+    utilisation = [mfu(each, rate, run.hardware, run.plan.precision) for each in flops]
     return {
         "case": _name(run.config.model.preset, shape.num_layers, seq_length, measured[0]),
         "parameters": run.plan.parameters.total,

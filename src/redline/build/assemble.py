@@ -20,7 +20,7 @@ from redline.build.kernels import kernel_conditions
 from redline.build.tensor_parallel import tensor_parallel
 from redline.choice import Choice
 from redline.comm import Collectives, Groups, Progress, single_process
-from redline.config import RunConfig
+from redline.config import RunConfig, packs
 from redline.formulas.operators import Operator
 from redline.model import (
     Fp8Gemms,
@@ -156,10 +156,11 @@ def choose_attention(
         head_dim=shape.head_dim,
         num_heads=shape.num_heads,
         num_groups=shape.num_groups,
-        seq_length=plan.seq_length,
-        batch=config.train.micro_batch_size,
+        seq_length=plan.microbatch.seq_length,
+        batch=plan.microbatch.micro_batch_size,
         dropout=shape.attention_dropout > 0,
         segments=config.data.reset_attention_mask,
+        packed=packs(config.data),
         window=shape.window,
         softcap=shape.softcap,
         deterministic=config.train.deterministic_mode,

@@ -14,7 +14,12 @@ CUBLAS_WORKSPACE = ":4096:8"  # what cuBLAS documents as deterministic
 
 
 def open_device(
-    runtime: RuntimeConfig, environment: Environment, *, deterministic: bool, empty_cache_level: int
+    runtime: RuntimeConfig,
+    environment: Environment,
+    *,
+    deterministic: bool,
+    empty_cache_level: int,
+    graphs: bool = False,
 ) -> tuple[torch.device, list[Choice]]:
     """Choose the device of this process and set threads and determinism.
 
@@ -35,6 +40,8 @@ def open_device(
     device, choice = _choose(runtime.device, environment.local_rank)
     if device.type == "cpu" and empty_cache_level:
         raise InvalidConfigError([_no_cache(empty_cache_level)])
+    if device.type == "cpu" and graphs:
+        raise InvalidConfigError([_no_graphs()])
     sharing = environment.local_world_size
     threads = runtime.threads or environment.omp_num_threads
     why = "as asked" if runtime.threads else "OMP_NUM_THREADS" if threads else "all cores"
@@ -79,6 +86,17 @@ def _no_cache(level: int) -> Problem:
         "cached-device-memory",
         f"{flag} {level} has no effect on a CPU.",
         "only the allocator of a GPU keeps freed memory that could be returned.",
+        f"leave {flag} out, or run on a GPU.",
+        (flag,),
+    )
+
+
+def _no_graphs() -> Problem:
+    flag = "--cuda-graph-impl"
+    return Problem(
+        "graphs-of-a-gpu",
+        f"{flag} local cannot be done on a CPU.",
+        "a CUDA graph is a recording of a GPU's kernels.",
         f"leave {flag} out, or run on a GPU.",
         (flag,),
     )

@@ -16,7 +16,8 @@ from redline.units import format_bytes, format_count, format_duration
 USAGE = """\
 Measure this machine. Results go to a JSON file that names commit, versions and device.
 
-usage: redline bench step [--steps N] [--out FILE] [CONFIG.toml] [flags of `redline train`]
+usage: redline bench step [--steps N] [--compare] [--packed] [--out FILE] [CONFIG.toml]
+                          [flags of `redline train`]
        redline bench attention [--quick] [--out FILE]
        redline bench kernels [--only NAME ...] [--quick] [--out FILE]
        redline bench data [--tokens N] [--out FILE]
@@ -28,6 +29,8 @@ usage: redline bench step [--steps N] [--out FILE] [CONFIG.toml] [flags of `redl
   data       document, sample and shuffle indices of a corpus of short documents (default: 100 million tokens)
 
   --steps N       steps to measure, after 3 that warm up (default: 10)
+  --compare       the step eager and compiled, plain and fused, and from a CUDA graph
+  --packed        skewed documents packed, beside samples that are one document each (give no data)
   --only NAME     this operator alone, for example rms_norm; may be repeated
   --quick         few rounds of one case an operator (two of the head and loss); of attention, few shapes
   --tokens N      size of the corpus (default: 100000000)
@@ -86,20 +89,40 @@ def _step(words: list[str]) -> Measured:
     from redline.config import parse_args, read_environment
 
     steps = _take_count(words, "--steps", 10)
-    parsed = parse_args(words)
+    compare, packed = (_take_switch(words, flag) for flag in ("--compare", "--packed"))
+    parsed = parse_args([*words, *(["--mock-data"] if packed else [])])
 
-    from redline.bench import bench_step
+    from redline.bench import bench_step, compare_implementations, compare_packing
 
-    row = bench_step(parsed, read_environment(), steps=steps, say=print)
+    environment = read_environment()
+    rows: list[dict[str, Any]] = []
+    if compare:
+        rows += compare_implementations(words, environment, steps=steps, say=print)
+    if packed:
+        rows += compare_packing(words, environment, steps=steps, say=print)
+    if not rows:
+        rows.append(bench_step(parsed, environment, steps=steps, say=print))
+    for row in rows:
+        print(_step_line(row))
+    good = [row for row in rows if "error" not in row]
+    chosen = good[0]["choices"] if good else []
+    device = next((choice["ran"] for choice in chosen if choice["what"] == "device"), "unknown")
+    return device, rows, 0 if len(good) == len(rows) else 1
+
+
+def _step_line(row: dict[str, Any]) -> str:
+    name = f"{row['variant']}: " if "variant" in row else ""
+    if "error" in row:
+        return f"{name}{row['error']}"
     half = row["mfu"]["causal-half"]["mfu"]
-    print(
-        f"{row['case']}: {row['tokens_per_s']:,.0f} tokens/s, {format_duration(row['step_time_s'])} a step, "
+    ratio = f", {row['ratio']:.3f} of the first" if "ratio" in row else ""
+    return (
+        f"{name}{row['case']}: {row['tokens_per_s']:,.0f} tokens/s{ratio}, "
+        f"{format_duration(row['step_time_s'])} a step, "
         f"MFU {'n/a' if half is None else f'{half:.1%}'} (causal-half), "
         f"peak {format_bytes(row['peak_memory_bytes'])} "
         f"(predicted {format_bytes(row['predicted_memory']['total'])})"
     )
-    device = next(choice["ran"] for choice in row["choices"] if choice["what"] == "device")
-    return device, [row], 0
 
 
 def _attention(words: list[str]) -> Measured:
@@ -127,8 +150,7 @@ def _kernels(words: list[str]) -> Measured:
     only: list[str] = []
     while name := _take(words, "--only", ""):
         only.append(name)
-    quick = "--quick" in words
-    words[:] = [word for word in words if word != "--quick"]
+    quick = _take_switch(words, "--quick")
     if words:
         raise UsageError(f"redline bench kernels knows no {words[0]!r}.", mend="see `redline bench --help`.")
 
@@ -181,6 +203,13 @@ def _take(words: list[str], flag: str, default: str) -> str:
         del words[index : index + 2]
         return value
     return default
+
+
+def _take_switch(words: list[str], flag: str) -> bool:
+    """Remove `flag` from the words; whether it was there."""
+    given = flag in words
+    words[:] = [word for word in words if word != flag]
+    return given
 
 
 def _take_count(words: list[str], flag: str, default: int) -> int:

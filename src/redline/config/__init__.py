@@ -7,7 +7,7 @@ that it can be used again, `options` enumerates the fields, `check` holds a conf
 from redline.config.attention import AttentionConfig
 from redline.config.checkpoint import CheckpointConfig
 from redline.config.compile import CompileConfig
-from redline.config.data import DataConfig, split_shares
+from redline.config.data import DataConfig, packs, split_shares
 from redline.config.flags import MANY, SET, UNSET, Option
 from redline.config.help import format_help
 from redline.config.kernels import KernelsConfig
@@ -83,6 +83,7 @@ __all__ = [
     "parse_args",
     "raise_problems",
     "read_environment",
+    "packs",
     "split_shares",
     "to_dict",
     "to_toml",

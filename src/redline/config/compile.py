@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from redline.config.flags import Section, flag
-from redline.config.waits import CUDA_GRAPHS
+from redline.config.waits import GRAPH_SCOPES, TRANSFORMER_ENGINE, WHOLE_STEP_GRAPHS
 
 GRAPHS = {"cuda_graph_impl": ("local", "transformer_engine", "full_iteration")}
 
@@ -21,17 +21,17 @@ class CompileConfig(Section):
     )
     cuda_graph_impl: Literal["none", "local", "transformer_engine", "full_iteration"] = flag(
         "none",
-        waits_for=CUDA_GRAPHS,
         shorthands={
             "--cuda-graph": "local",
             "--enable-cuda-graph": "local",
             "--external-cuda-graph": "transformer_engine",
         },
-        help="Replay kernels from a CUDA graph: of each block, or of the whole step.",
+        refused={"transformer_engine": TRANSFORMER_ENGINE, "full_iteration": WHOLE_STEP_GRAPHS},
+        help="local: replay forward and backward of a microbatch from one CUDA graph.",
     )
     cuda_graph_scope: tuple[str, ...] = flag(
-        (), waits_for=CUDA_GRAPHS, needs=GRAPHS, help="Modules inside the graph."
+        (), waits_for=GRAPH_SCOPES, needs=GRAPHS, help="Modules inside the graph."
     )
     cuda_graph_warmup_steps: int = flag(
-        3, at_least=0, waits_for=CUDA_GRAPHS, needs=GRAPHS, help="Steps before the capture."
+        3, at_least=1, needs={"cuda_graph_impl": "local"}, help="Steps before the recording."
     )

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from redline.config.flags import Section, flag
-from redline.config.waits import DATA_FILES, DATA_SHARDING, EXTERNAL_LOADER, PACKING
+from redline.config.waits import DATA_FILES, DATA_SHARDING, EXTERNAL_LOADER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,9 +64,22 @@ class DataConfig(Section):
         already=(False,),
         help="Build masks in the loader.",
     )
-    dataloader_inter_document_masking: bool = flag(
-        False, waits_for=PACKING, help="Pack documents with boundaries instead of a mask."
+    packing: bool = flag(
+        False,
+        own=True,
+        excludes="documents",
+        help="Fill samples with whole documents, kept apart; throughput counts real tokens.",
     )
+    dataloader_inter_document_masking: bool = flag(
+        False,
+        excludes="documents",
+        help="Cut samples from the stream as ever, and keep the documents in them apart.",
+    )
+
+
+def packs(data: DataConfig) -> bool:
+    """Whether documents lie in one row, told by their starts."""
+    return data.packing or data.dataloader_inter_document_masking
 
 
 def split_shares(split: str) -> tuple[float, float, float] | None:

@@ -61,7 +61,18 @@ OFFLOAD = Waits(
     "it waits for offloading to host memory.",
     "leave it out; lower --micro-batch-size to save memory.",
 )
-CUDA_GRAPHS = Waits("cuda-graphs", "it waits for CUDA graphs.", "leave it out: the model runs eagerly.")
+GRAPH_SCOPES = Waits(
+    "graph-scopes",
+    "a whole microbatch is recorded, forward and backward, whatever its modules.",
+    "use --cuda-graph-impl local and leave it out.",
+    never=True,
+)
+WHOLE_STEP_GRAPHS = Waits(
+    "whole-step-graphs",
+    "the update decides on the host whether the step may be applied.",
+    "use --cuda-graph-impl local, which records each microbatch.",
+    never=True,
+)
 FUSED_KERNELS = Waits(
     "fused-kernels",
     "it waits for a block that hands its residual to the next norm.",
@@ -75,11 +86,6 @@ FP8_ATTENTION = Waits(
 )
 TRANSFORMER_ENGINE = Waits(
     "transformer-engine", "it waits for the adapter to NVIDIA's modules.", "use --transformer-impl local."
-)
-PACKING = Waits(
-    "packing",
-    "it waits for packed input with document boundaries.",
-    "use --reset-attention-mask to separate documents.",
 )
 ATTENTION_VARIANTS = Waits(
     "attention-variants", "it waits for further kinds of attention.", "use plain causal attention."

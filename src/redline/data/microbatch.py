@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,26 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Documents:
+    """The documents of a microbatch that is one row of packed samples.
+
+    Attributes:
+        cu_seqlens: int32, where each document begins, then the total, repeated up to a size that is fixed for
+            a run; what pads a sample counts as a document.
+        max_seqlen: no document is longer.
+        num_samples: samples in the row.
+        num_tokens: places that are no padding.
+        lengths: of the documents, what pads a sample left out.
+    """
+
+    cu_seqlens: Tensor
+    max_seqlen: int
+    num_samples: int
+    num_tokens: int
+    lengths: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +46,7 @@ class Microbatch:
         segment_ids_BS: int32, number of the document inside the sample; attention stays within one segment.
             None when documents may attend across their border.
         sample_index_B: int64, number of the sample in training order (the key of its dropout masks).
+        documents: of packed samples, which lie side by side in one row; None: a sample a row.
     """
 
     tokens_BS: Tensor
@@ -34,6 +55,23 @@ class Microbatch:
     positions_BS: Tensor
     segment_ids_BS: Tensor | None
     sample_index_B: Tensor
+    documents: Documents | None = None
+
+    @property
+    def num_samples(self) -> int:
+        """Samples in it."""
+        return len(self.tokens_BS) if self.documents is None else self.documents.num_samples
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the model reads; what pads packed samples is none."""
+        return self.tokens_BS.numel() if self.documents is None else self.documents.num_tokens
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """How many tokens attention keeps together: those of each row, or of each packed document."""
+        rows, length = self.tokens_BS.shape
+        return (length,) * rows if self.documents is None else self.documents.lengths
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Microbatch:
         """The same rows on another device."""
@@ -45,6 +83,7 @@ class Microbatch:
             move(self.positions_BS),
             None if self.segment_ids_BS is None else move(self.segment_ids_BS),
             move(self.sample_index_B),
+            self.documents and replace(self.documents, cu_seqlens=move(self.documents.cu_seqlens)),
         )
 
 

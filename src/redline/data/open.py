@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 
 from redline.choice import Choice
 from redline.data.blend import blend_order, normalized, parse_blend, samples_to_build
 from redline.data.cache import Arrays, cached_arrays
 from redline.data.indexed import IndexedDataset
 from redline.data.microbatch import BatchFormat
+from redline.data.packed import BoundedSamples, PackedFormat, PackedSamples, token_efficiency
+from redline.data.packing import PackedOrder, build_packed_order
 from redline.data.samples import BlendedSamples, DocumentSamples, MockStore, Samples, TokenStore
 from redline.data.sampling import SampleOrder, build_sample_order, plan_epochs
-from redline.data.source import Source
+from redline.data.source import Format, Source
 from redline.data.spec import DataSpec
 from redline.data.split import SPLIT_NAMES, parse_split, split_ranges
 from redline.errors import ConfigError, DataError
 
 MOCK = "--mock-data"
+DOCUMENTS_STEP = 8  # the array of starts grows in steps, so that similar data sets share compiled code
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +100,23 @@ class _Opener:
             samples = self._unweighted(name, chosen, wanted)
         else:
             samples = self._weighted(name, chosen, normalized([weights[i] for i in kept]), wanted)
-        format = BatchFormat(
+        return Source(samples, self._format(samples), cyclic=spec.dataloader_type == "cyclic")
+
+    def _format(self, samples: Samples) -> Format:
+        """How rows of `samples` become model input."""
+        spec = self.spec
+        if samples.max_documents:
+            most = -(-samples.max_documents // DOCUMENTS_STEP) * DOCUMENTS_STEP
+            return PackedFormat(
+                max_documents=most, eod_id=spec.eod_id, pad_id=spec.pad_id, eod_mask_loss=spec.eod_mask_loss
+            )
+        return BatchFormat(
             eod_id=spec.eod_id,
             pad_id=spec.pad_id,
             reset_position_ids=spec.reset_position_ids,
             reset_attention_mask=spec.reset_attention_mask,
             eod_mask_loss=spec.eod_mask_loss,
         )
-        return Source(samples, format, cyclic=spec.dataloader_type == "cyclic")
 
     def _paths(self, number: int) -> tuple[str, tuple[str, ...], tuple[float, float, float] | None]:
         """(flag, its words, the split or None when the split has files of its own)."""
@@ -164,7 +176,7 @@ class _Opener:
         if len(parts) == 1:
             self._report(split, parts, [1.0], wanted)
             return self._documents(parts[0], wanted)
-        per_epoch = [plan_epochs(part.num_tokens, self.spec.seq_length, None).num_samples for part in parts]
+        per_epoch = [self._samples_of_an_epoch(part) for part in parts]
         if wanted > sum(per_epoch):
             return self._weighted(split, parts, normalized([part.num_tokens for part in parts]), wanted)
         chosen = [part for part, count in zip(parts, per_epoch, strict=True) if count]
@@ -173,6 +185,11 @@ class _Opener:
                 self._leave_out(split, part, f"{wanted} samples", "it is shorter than one sample")
         weights = normalized([count for count in per_epoch if count])
         return self._blend(split, chosen, weights, [None] * len(chosen), wanted)
+
+    def _samples_of_an_epoch(self, part: _Part) -> int:
+        if self.spec.packing:
+            return len(self._packed_order(part, None))
+        return plan_epochs(part.num_tokens, self.spec.seq_length, None).num_samples
 
     def _weighted(self, split: str, parts: Sequence[_Part], weights: Sequence[float], wanted: int) -> Samples:
         sizes = [samples_to_build(weight, wanted) for weight in weights]
@@ -195,9 +212,42 @@ class _Opener:
             return {"dataset": dataset, "sample": sample}
 
         order = cached_arrays(self.spec.data_cache_path, ("blend", list(weights), wanted), build)
-        return BlendedSamples(drawn, order["dataset"], order["sample"], self.spec.seq_length)
+        return BlendedSamples(drawn, order["dataset"], order["sample"])
 
-    def _documents(self, part: _Part, num_samples: int | None) -> DocumentSamples:
+    def _documents(self, part: _Part, num_samples: int | None) -> Samples:
+        """The samples of one data set, cut or filled as the options say."""
+        spec = self.spec
+        if spec.packing:
+            order = self._packed_order(part, num_samples)
+            packed = PackedSamples(part.store, order, spec.seq_length, spec.vocab_size, spec.pad_id)
+            filled, most = token_efficiency(packed), packed.max_documents - 1
+            why = f"{filled:.1%} of the places hold tokens, at most {most} documents in a sample"
+            self.choices.append(Choice(f"packing of {part.name}", "on", "best-fit decreasing", why))
+            return packed
+        cut = self._cut(part, num_samples)
+        return BoundedSamples(cut) if spec.mark_documents else cut
+
+    def _packed_order(self, part: _Part, num_samples: int | None) -> PackedOrder:
+        spec, lengths, documents = self.spec, part.store.lengths, part.documents
+
+        def build() -> Arrays:
+            order = build_packed_order(
+                lengths, documents, seq_length=spec.seq_length, num_samples=num_samples, seed=spec.seed
+            )
+            return {field.name: getattr(order, field.name) for field in fields(order)}
+
+        mine = lengths[documents.start : documents.stop]
+        parts = ("packed", mine, documents, spec.seq_length, num_samples, spec.seed)
+        order = PackedOrder(**cached_arrays(spec.data_cache_path, parts, build))
+        if not len(order):
+            raise DataError(
+                f"--packing: {part.name} holds no document of two tokens or more.",
+                why="the last token of a document is a label only, so one token alone teaches nothing.",
+                mend="leave --packing out, or prepare the data with --append-eod.",
+            )
+        return order
+
+    def _cut(self, part: _Part, num_samples: int | None) -> DocumentSamples:
         spec, lengths, documents = self.spec, part.store.lengths, part.documents
 
         def build() -> Arrays:
@@ -243,4 +293,12 @@ def open_data(spec: DataSpec) -> DataSplits:
             mend="ask for at least one sample.",
         )
     valid, test = opener.source(1, spec.valid_samples), opener.source(2, spec.test_samples)
+    _one_size([source for source in (train, valid, test) if source is not None])
     return DataSplits(train, valid, test, tuple(opener.choices), tuple(opener.reports))
+
+
+def _one_size(sources: Sequence[Source]) -> None:
+    """Packed splits get arrays of boundaries of one size: an evaluation runs the code of the training."""
+    packed = [source.format for source in sources if isinstance(source.format, PackedFormat)]
+    for source, format in zip(sources, packed, strict=False):
+        source.format = replace(format, max_documents=max(each.max_documents for each in packed))

@@ -58,12 +58,20 @@ class MockStore:
 
 
 class Samples(Protocol):
-    """A fixed number of samples, each seq_length + 1 tokens."""
+    """A fixed number of samples.
+
+    Attributes:
+        row_shape: of one: (seq_length + 1,), or (3, seq_length) where documents are kept apart (packed.py).
+        max_documents: the most documents in one that are kept apart; 0: none are.
+    """
+
+    row_shape: tuple[int, ...]
+    max_documents: int
 
     def __len__(self) -> int: ...
 
     def rows(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Samples `numbers`: int64 [B] -> int64 [B, seq_length + 1]."""
+        """Samples `numbers`: int64 [B] -> int64 [B, *row_shape]."""
         ...
 
 
@@ -83,6 +91,8 @@ class DocumentSamples:
     ) -> None:
         self.store, self.order = store, order
         self.seq_length, self.vocab_size, self.pad_id = seq_length, vocab_size, pad_id
+        self.row_shape: tuple[int, ...] = (seq_length + 1,)
+        self.max_documents = 0
 
     def __len__(self) -> int:
         return len(self.order)
@@ -92,6 +102,13 @@ class DocumentSamples:
 
         Raises: DataError, naming file, document and id, for a token outside the vocabulary.
         """
+        documents, offsets, lengths = self.pieces(numbers)
+        tokens = self.store.gather(documents, offsets, lengths)
+        check_tokens(self.store, tokens, documents, lengths, self.vocab_size, self.pad_id)
+        return tokens.astype(np.int64).reshape(len(numbers), self.seq_length + 1)
+
+    def pieces(self, numbers: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+        """What samples `numbers` are made of, joined: (documents, first tokens, lengths)."""
         cut = self.order.shuffle_index[numbers].astype(np.int64)
         begin = self.order.sample_index[cut].astype(np.int64)  # [B, 2]: position, offset
         end = self.order.sample_index[cut + 1].astype(np.int64)
@@ -104,40 +121,52 @@ class DocumentSamples:
         offsets[first] = begin[:, 1]
         stops = self.store.lengths[documents].astype(np.int64)
         stops[last] = end[:, 1] + 1  # the token shared with the next sample is this one's last label
-        lengths = stops - offsets
-        tokens = self.store.gather(documents, offsets, lengths)
-        self._check(tokens, documents, lengths)
-        return tokens.astype(np.int64).reshape(len(numbers), self.seq_length + 1)
+        return documents, offsets, stops - offsets
 
-    def _check(self, tokens: NDArray[Any], documents: NDArray[Any], lengths: NDArray[Any]) -> None:
-        if not tokens.size or (tokens.max() < self.vocab_size and tokens.min() >= 0):
-            return
-        outside = ((tokens >= self.vocab_size) | (tokens < 0)) & (tokens != self.pad_id)
-        if not outside.any():
-            return
-        place = int(outside.argmax())
-        document = int(documents[np.searchsorted(np.cumsum(lengths), place, side="right")])
-        raise DataError(
-            f"{self.store.describe(document)}: token id {tokens[place]} is outside the vocabulary.",
-            why=f"the model has {self.vocab_size} entries, so ids run from 0 to {self.vocab_size - 1}.",
-            mend="train with the tokenizer (or --vocab-size) that the data was prepared with.",
-        )
+
+def check_tokens(
+    store: TokenStore,
+    tokens: NDArray[Any],
+    documents: NDArray[Any],
+    lengths: NDArray[Any],
+    vocab_size: int,
+    pad_id: int,
+) -> None:
+    """Raises DataError, naming file, document and id, for a token outside the vocabulary.
+
+    Args:
+        tokens: pieces of `lengths` tokens of `documents`, joined.
+    """
+    if not tokens.size or (tokens.max() < vocab_size and tokens.min() >= 0):
+        return
+    outside = ((tokens >= vocab_size) | (tokens < 0)) & (tokens != pad_id)
+    if not outside.any():
+        return
+    place = int(outside.argmax())
+    document = int(documents[np.searchsorted(np.cumsum(lengths), place, side="right")])
+    raise DataError(
+        f"{store.describe(document)}: token id {tokens[place]} is outside the vocabulary.",
+        why=f"the model has {vocab_size} entries, so ids run from 0 to {vocab_size - 1}.",
+        mend="train with the tokenizer (or --vocab-size) that the data was prepared with.",
+    )
 
 
 class BlendedSamples:
     """Samples drawn from several `Samples` in a fixed order (blend.blend_order)."""
 
     def __init__(
-        self, parts: Sequence[Samples], dataset: NDArray[np.int16], sample: NDArray[np.int64], seq_length: int
+        self, parts: Sequence[Samples], dataset: NDArray[np.int16], sample: NDArray[np.int64]
     ) -> None:
-        self.parts, self.dataset, self.sample, self.seq_length = parts, dataset, sample, seq_length
+        self.parts, self.dataset, self.sample = parts, dataset, sample
+        self.row_shape = parts[0].row_shape
+        self.max_documents = max(part.max_documents for part in parts)
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def rows(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Samples `numbers`: int64 [B] -> int64 [B, seq_length + 1]."""
-        rows = np.empty((len(numbers), self.seq_length + 1), np.int64)
+        """Samples `numbers`: int64 [B] -> int64 [B, *row_shape]."""
+        rows = np.empty((len(numbers), *self.row_shape), np.int64)
         dataset, sample = self.dataset[numbers], np.asarray(self.sample[numbers])
         for part in np.unique(dataset).tolist():
             mine = np.flatnonzero(dataset == part)

@@ -7,13 +7,22 @@ its micro-batch size, gradient accumulation or number of loader threads was befo
 from __future__ import annotations
 
 import functools
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from redline.data.microbatch import BatchFormat, Microbatch
+from redline.data.microbatch import Microbatch
 from redline.data.samples import Samples
 from redline.errors import DataError
+
+
+class Format(Protocol):
+    """How rows become model input: `BatchFormat`, `PackedFormat`."""
+
+    def microbatch(self, rows: NDArray[np.int64], sample_index: NDArray[np.int64]) -> Microbatch:
+        """Rows of samples, and their numbers in training order."""
+        ...
 
 
 class Source:
@@ -26,7 +35,7 @@ class Source:
             else in the given order, once (`single`).
     """
 
-    def __init__(self, samples: Samples, format: BatchFormat, *, cyclic: bool = False) -> None:
+    def __init__(self, samples: Samples, format: Format, *, cyclic: bool = False) -> None:
         self.samples, self.format, self.cyclic = samples, format, cyclic
         # Two epochs meet at most in one microbatch; the loader's threads share the cache.
         self._permutation = functools.lru_cache(maxsize=2)(functools.partial(_permutation, len(samples)))

@@ -26,6 +26,9 @@ class DataSpec:
         data_cache_path: folder for built indices; None builds them in memory.
         mmap_bin_files: map .bin files; False reads the pieces asked for.
         dataloader_type: "single" or "cyclic".
+        packing: fill samples with whole documents, kept apart.
+        mark_documents: cut samples as ever, and keep the documents in them apart (Megatron-LM's
+            `--dataloader-inter-document-masking`).
         reset_position_ids, reset_attention_mask, eod_mask_loss: see `BatchFormat`.
     """
 
@@ -46,6 +49,8 @@ class DataSpec:
     data_cache_path: Path | None = None
     mmap_bin_files: bool = True
     dataloader_type: str = "single"
+    packing: bool = False
+    mark_documents: bool = False
     reset_position_ids: bool = False
     reset_attention_mask: bool = False
     eod_mask_loss: bool = False

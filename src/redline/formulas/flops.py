@@ -13,9 +13,9 @@ Two conventions for attention under a causal mask, both in use among published n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from redline.formulas.params import is_moe
 from redline.formulas.shape import ModelShape
@@ -57,9 +57,46 @@ class TokenFlops:
 
 def flops_per_token(shape: ModelShape, seq_length: int, convention: Convention = "causal-half") -> TokenFlops:
     """Model FLOPs of one token of a sequence of `seq_length` tokens under a causal mask."""
+    return _per_token(shape, _attention_core(shape, seq_length, convention), convention)
+
+
+class Attended(NamedTuple):
+    """The scores of sequences of several lengths: those within reach, and twice those a causal mask hides."""
+
+    scores: int
+    hidden_twice: int
+
+
+def attended(shape: ModelShape, lengths: Iterable[int]) -> Attended:
+    """What attention computes for sequences, or packed documents, of these lengths."""
+    scores = hidden_twice = 0
+    for length in lengths:
+        seen = length
+        if shape.window is not None and shape.window[0] >= 0:
+            seen = min(length, shape.window[0] + 1)
+        scores += length * seen
+        hidden_twice += seen * seen
+    return Attended(scores, hidden_twice)
+
+
+def flops_per_packed_token(
+    shape: ModelShape, num_tokens: int, work: Attended, convention: Convention = "causal-half"
+) -> TokenFlops:
+    """Model FLOPs of the mean token of sequences of several lengths.
+
+    Args:
+        num_tokens: of all of them; padding is no work.
+    """
+    twice = 2 * work.scores - (0 if convention == "full" else work.hidden_twice)
+    core = FORWARD_AND_BACKWARD * 2 * MULTIPLY_ADD * shape.q_size * twice // (2 * num_tokens)
+    return _per_token(shape, core, convention)
+
+
+def _per_token(shape: ModelShape, core: int, convention: Convention) -> TokenFlops:
+    """All components, given that of attention's products in one layer."""
     moe_layers = sum(is_moe(shape, layer) for layer in range(shape.num_layers))
     dense_layers = shape.num_layers - moe_layers
-    proj, core = _attention_proj(shape), _attention_core(shape, seq_length, convention)
+    proj = _attention_proj(shape)
     head = PER_WEIGHT * shape.hidden * shape.vocab_size
     last_is_moe = is_moe(shape, shape.num_layers - 1)
     depth = proj + core + (_moe(shape) + _router(shape) if last_is_moe else _dense(shape))

@@ -25,8 +25,17 @@ class RopeTable:
     interleaved: bool
 
 
-def rope_table(shape: ModelShape, S: int, dtype: torch.dtype, device: torch.device) -> RopeTable | None:
-    """The angles of positions 0 to S - 1 (places in the sample), or None for a model that does not rotate.
+def rope_table(
+    shape: ModelShape,
+    S: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    positions_S: Tensor | None = None,
+) -> RopeTable | None:
+    """The angles of S places, or None for a model that does not rotate.
+
+    Args:
+        positions_S: the position of each place, where documents are packed; None: 0 to S - 1.
 
     Computed in float64: in fp32 an angle at position 8192 is already off by 5e-4. Stored in at least fp32.
     """
@@ -36,7 +45,9 @@ def rope_table(shape: ModelShape, S: int, dtype: torch.dtype, device: torch.devi
     frequency_P = shape.rotary_base**-exponent_P
     if shape.rope_scaling is not None:
         frequency_P = _scale_frequencies(frequency_P, shape.rope_scaling)
-    angle_SP = torch.arange(S, dtype=torch.float64, device=device)[:, None] * frequency_P
+    if positions_S is None:
+        positions_S = torch.arange(S, device=device)
+    angle_SP = positions_S.double()[:, None] * frequency_P
     wide = torch.promote_types(dtype, torch.float32)
     return RopeTable(angle_SP.cos().to(wide), angle_SP.sin().to(wide), shape.rotary_interleaved)
 

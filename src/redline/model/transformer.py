@@ -125,23 +125,28 @@ class Transformer(nn.Module):
 
         Args:
             tokens_BS: int64, ids below the true vocabulary size.
-            positions_BS: int64, read by learned positions; rotary angles count from the sample's start.
+            positions_BS: int64, read by learned positions; rotary angles count from the sample's start, or
+                from the document's where documents are packed.
             mask: which tokens see which.
             dropout: the keys of this microbatch; None (evaluation) drops nothing.
 
         Returns: [S, B, H] after the final norm; [S/tp, B, H] with sequence parallelism.
         """
         S = tokens_BS.shape[1]
-        if self.embedding.position is not None and self.shape.max_positions < S:
+        packed = mask.cu_seqlens is not None
+        longest = mask.max_seqlen if packed else S
+        if self.embedding.position is not None and self.shape.max_positions < longest:
             raise ShapeError(
-                f"{S} tokens are more than --max-position-embeddings {self.shape.max_positions}.",
+                f"{longest} tokens are more than --max-position-embeddings {self.shape.max_positions}.",
                 why="each learned position is a row of a table of that size.",
                 mend="shorten the sequence, or give the model more positions.",
             )
         dropout = self.tp.place(dropout, S, self.shape)
         self.before_part("embedding")
         x_SBH = self.embedding(tokens_BS, positions_BS, None if dropout is None else dropout.embedding())
-        rope = rope_table(self.shape, S, self.dtype, tokens_BS.device)
+        # With one row, operations disagree about the stride of B, and a compiled block would be made twice.
+        x_SBH = x_SBH.flatten(0, 1).unflatten(0, (-1, len(tokens_BS)))
+        rope = rope_table(self.shape, S, self.dtype, tokens_BS.device, positions_BS[0] if packed else None)
         run = partial(self._run_layers, rope=rope, mask=mask, dropout=dropout)
         done = 0
         for unit in self.units:

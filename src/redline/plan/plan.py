@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from redline.choice import Choice
-from redline.config import OptimConfig, RunConfig, TrainConfig, batch_schedule
+from redline.config import OptimConfig, RunConfig, TrainConfig, batch_schedule, packs
 from redline.formulas.activations import MicrobatchShape
 from redline.formulas.flops import CONVENTIONS, Convention, TokenFlops, flops_per_token
 from redline.formulas.memory import MemoryEstimate, training_memory
@@ -147,15 +147,16 @@ def make_plan(config: RunConfig, hardware: Hardware, vocab_size: int, world_size
     parameters = count_parameters(shape)
     ranks = plan_data_parallel(config.parallel, config.overlap, dp=grid.dp, parameters=parameters.total)
     expected = Conditions(device=hardware.kind, precision=precision.ran, attention="unfused")
+    packed = packs(config.data)  # the samples of a microbatch then lie in one row
     microbatch = MicrobatchShape(
-        seq_length=seq_length,
-        micro_batch_size=config.train.micro_batch_size,
+        seq_length=seq_length * (config.train.micro_batch_size if packed else 1),
+        micro_batch_size=1 if packed else config.train.micro_batch_size,
         dtype=precision.ran,
         attention=expected_attention(config, hardware, precision.ran),
         device=hardware.kind,
         fuse_wgrad=config.kernels.gradient_accumulation_fusion,
         grad_dtype=dtypes.grad,
-        segments=config.data.reset_attention_mask,
+        segments=config.data.reset_attention_mask or packed,
         fp8=fp8 is not None and config.precision.fp8_wgrad,
         fp8_weights=fp8.weights if fp8 else 0,
         fused=choose_kernels(config.kernels, shape, expected).fused,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gc
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from redline.checkpoint import AsyncWriter, save_checkpoint
 from redline.comm import from_first
 from redline.errors import TrainingError
 from redline.files import os_errors_as
+from redline.formulas.flops import CONVENTIONS, Attended, Convention, TokenFlops, flops_per_packed_token
 from redline.ledger import Ledger, StepRecord, ValidRecord, mfu
 from redline.run.batches import eval_batches
 from redline.run.display import Display
@@ -49,7 +51,8 @@ class RunActions:
         self._watch = ThroughputWatch(options.throughput_drop) if options.log_throughput else None
         self.saved: Path | None = None
         self._writer = writer
-        self._flops = run.plan.flops["causal-half"]
+        self._num_samples = self._num_tokens = 0  # of the steps so far
+        self._attended = Attended(0, 0)
 
     def in_order(self) -> list[Action]:
         """The actions, in the order in which they run after a step."""
@@ -98,8 +101,15 @@ class RunActions:
         run, state, result = self.run, self.run.state, outcome.result
         time_s = outcome.wait_s + outcome.time_s
         tokens_per_s = outcome.num_tokens / time_s
-        reached = mfu(self._flops, tokens_per_s / run.groups.world.size, run.hardware, run.plan.precision)
+        self._num_samples += outcome.num_samples
+        self._num_tokens += outcome.num_tokens
+        self._attended = Attended(*map(sum, zip(self._attended, outcome.attended, strict=True)))
+        flops = flops_per_packed_token(run.plan.shape, outcome.num_tokens, outcome.attended)
+        reached = mfu(flops, tokens_per_s / run.groups.world.size, run.hardware, run.plan.precision)
         extra: dict[str, float | int | str | None] = {}
+        if run.config.data.packing:
+            places = outcome.num_samples * run.plan.seq_length
+            extra["token_efficiency"] = outcome.num_tokens / places
         if run.config.logging.log_params_norm:
             extra["params_norm"] = state.optimizer.params_norm()
         if result.num_zeros is not None:
@@ -175,10 +185,18 @@ class RunActions:
         if run.config.logging.log_progress:
             self._log_progress()
 
+    def flops(self) -> Mapping[Convention, TokenFlops]:
+        """Model FLOPs of the mean token of the steps so far, in each convention."""
+        if not self._num_tokens:
+            return self.run.plan.flops
+        shape, work = self.run.plan.shape, (self._num_tokens, self._attended)
+        return {name: flops_per_packed_token(shape, *work, name) for name in CONVENTIONS}
+
     def _log_progress(self) -> None:
         state, path = self.run.state, self.folder.root / PROGRESS_FILE
-        # Padding and masked tokens cost FLOPs too, so FLOPs follow the samples.
-        flops = self._flops.total * state.consumed_samples * self.run.config.train.seq_length
+        # Masked tokens cost FLOPs too, so FLOPs follow the samples.
+        tokens = state.consumed_samples * self._num_tokens / max(self._num_samples, 1)
+        flops = self.flops()["causal-half"].total * tokens
         line = (
             f"iteration {state.iteration}\tsamples {state.consumed_samples}\t"
             f"tokens {state.consumed_tokens}\tFLOPs {flops:.4g}\n"

@@ -107,6 +107,8 @@ def open_run_data(
             data_cache_path=_index_cache(config, environment, report),
             mmap_bin_files=data.mmap_bin_files,
             dataloader_type=data.dataloader_type,
+            packing=data.packing,
+            mark_documents=data.dataloader_inter_document_masking,
             reset_position_ids=data.reset_position_ids,
             reset_attention_mask=data.reset_attention_mask,
             eod_mask_loss=data.eod_mask_loss,

@@ -13,6 +13,7 @@ from redline.choice import Choice
 from redline.comm import Groups, Progress, World, close_world, first_then_all, open_groups, together
 from redline.config import Environment, Parsed, RunConfig, check, notices, raise_problems
 from redline.data import DataSplits, Microbatch, StdlibCorpus
+from redline.errors import ConfigError
 from redline.hardware import Hardware, detect, with_measured_peak
 from redline.plan import Plan, ScheduleSpec, make_plan
 from redline.run.batches import step_batches
@@ -50,6 +51,7 @@ class OpenRun:
         start: the checkpoint it began with.
         compiled: what torch.compile has made so far; None for an eager run.
         choices: every decision taken on the way, with its reason.
+        say: called with one sentence for each thing the user should know.
     """
 
     config: RunConfig
@@ -66,6 +68,7 @@ class OpenRun:
     start: Start | None
     compiled: CompileLog | None
     choices: tuple[Choice, ...]
+    say: Say
 
     @property
     def resumes(self) -> bool:
@@ -74,13 +77,15 @@ class OpenRun:
 
     def make_step(self) -> TrainStep:
         """The optimizer step as the options want it."""
-        train = self.config.train
+        train, graph = self.config.train, self.config.compile
         return TrainStep(
             self.state,
             self.schedules,
             seed=train.seed,
             device=self.device,
             empty_cache_level=train.empty_unused_memory_level,
+            graph_warmup_steps=None if graph.cuda_graph_impl == "none" else graph.cuda_graph_warmup_steps,
+            say=self.say,
             dp=self.groups.dp,
             progress=self.progress,
         )
@@ -117,6 +122,7 @@ def open_run(parsed: Parsed, environment: Environment, say: Say) -> OpenRun:
         environment,
         deterministic=config.train.deterministic_mode,
         empty_cache_level=config.train.empty_unused_memory_level,
+        graphs=config.compile.cuda_graph_impl != "none",
     )
     world, backend = join_ranks(config, environment, device)
     leads = environment.local_rank == 0  # of its machine: makes what the others then find on disk
@@ -127,6 +133,12 @@ def open_run(parsed: Parsed, environment: Environment, say: Say) -> OpenRun:
     hardware = detect(device.type)
     plan = make_plan(config, hardware, vocabulary.size, environment.world_size)
     groups = _open_groups(world, plan)
+    if config.compile.cuda_graph_impl != "none" and groups.dp.size > 1:
+        raise ConfigError(
+            f"--cuda-graph-impl local does not go with {groups.dp.size} data-parallel processes.",
+            why="gradients travel while the last backward computes, and a recording does not send them.",
+            mend="leave it out, or run one process.",
+        )
     if device.type == "cpu" and groups.rank == 0:  # no data sheet: the peak is what a matrix product reaches
         hardware = with_measured_peak(hardware, plan.precision)
     if warning := warning_if_too_large(config, plan, hardware):
@@ -182,6 +194,7 @@ def open_run(parsed: Parsed, environment: Environment, say: Say) -> OpenRun:
         start=start,
         compiled=compiled,
         choices=(*choices, *splits.choices),
+        say=say,
     )
 
 

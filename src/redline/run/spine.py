@@ -120,6 +120,7 @@ def _train_in(folder: RunFolder, run: OpenRun, started: float) -> dict[str, Any]
         run,
         folder,
         ledger,
+        flops=actions.flops(),
         outcome=outcome,
         wall_time_s=time.perf_counter() - started,
         test=test,

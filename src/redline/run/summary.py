@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Mapping
 from importlib.metadata import version
 
 import torch
 
 import redline
+from redline.formulas.flops import Convention, TokenFlops
 from redline.ledger import Ledger, RunSummary, StepAccount, ValidRecord, mfu
 from redline.run.folder import RunFolder
 from redline.run.opening import OpenRun
@@ -19,12 +21,17 @@ def summarize(
     folder: RunFolder,
     ledger: Ledger,
     *,
+    flops: Mapping[Convention, TokenFlops],
     outcome: str,
     wall_time_s: float,
     test: ValidRecord | None,
     account: StepAccount | None,
 ) -> RunSummary:
-    """Everything a reader of summary.json may ask of the run."""
+    """Everything a reader of summary.json may ask of the run.
+
+    Args:
+        flops: model FLOPs of the mean token that was trained on, in each convention.
+    """
     plan, state, statistics = run.plan, run.state, ledger.statistics
     rate = statistics.tokens_per_s
     valid = ledger.last_valid
@@ -38,8 +45,7 @@ def summarize(
         parameters=plan.parameters.total,
         hardware=run.hardware.as_dict(),
         utilisation=[
-            mfu(each, rate / run.groups.world.size, run.hardware, plan.precision)
-            for each in plan.flops.values()
+            mfu(each, rate / run.groups.world.size, run.hardware, plan.precision) for each in flops.values()
         ]
         if rate
         else [],

@@ -22,7 +22,11 @@ def microbatch_loss(
 
     Returns: a scalar in fp32 (fp64 under fp64).
     """
-    mask = MaskSpec(segment_ids_BS=microbatch.segment_ids_BS, window=model.shape.window)
+    window, documents = model.shape.window, microbatch.documents
+    if documents is not None:
+        mask = MaskSpec(cu_seqlens=documents.cu_seqlens, max_seqlen=documents.max_seqlen, window=window)
+    else:
+        mask = MaskSpec(segment_ids_BS=microbatch.segment_ids_BS, window=window)
     hidden_SBH = model(microbatch.tokens_BS, microbatch.positions_BS, mask, dropout)
     weights_BS = microbatch.loss_mask_BS.to(weight.dtype) * weight
     return model.loss(hidden_SBH, microbatch.labels_BS, weights_BS)

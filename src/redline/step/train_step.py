@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,10 +12,12 @@ from torch import Tensor
 
 from redline.comm import Group, Progress
 from redline.data import Microbatch
+from redline.formulas.flops import Attended, attended
 from redline.model import DropoutState, dropout_keys
 from redline.optim import StepResult
 from redline.plan import ScheduleSpec
 from redline.step.forward import microbatch_loss, wide_dtype
+from redline.step.graph import MicrobatchGraph
 from redline.step.state import TrainState
 
 
@@ -27,7 +29,8 @@ class StepOutcome:
         loss: mean over the loss-bearing tokens of the global batch.
         lr: the learning rate it used.
         num_samples, num_tokens: sequences and tokens it ran, on all ranks (masked tokens included: they cost
-            the same).
+            the same; what pads packed samples is left out).
+        attended: the scores of its attention, from the lengths of samples or of packed documents.
         time_s: wall time, the wait for the device included.
         wait_s: before it, for its data.
         result: of the optimizer.
@@ -37,6 +40,7 @@ class StepOutcome:
     lr: float
     num_samples: int
     num_tokens: int
+    attended: Attended
     time_s: float
     result: StepResult
     wait_s: float = 0.0
@@ -54,6 +58,8 @@ class TrainStep:
             (`--empty-unused-memory-level`).
         dp: the ranks that see other samples of each global batch.
         progress: learns which part of the step this rank has begun.
+        graph_warmup_steps: record a microbatch as a CUDA graph after so many steps; None: never.
+        say: told when that is done.
     """
 
     def __init__(
@@ -66,6 +72,8 @@ class TrainStep:
         empty_cache_level: int = 0,
         dp: Group | None = None,
         progress: Progress | None = None,
+        graph_warmup_steps: int | None = None,
+        say: Callable[[str], object] = lambda _: None,
     ) -> None:
         self.state, self.schedules, self.device = state, schedules, device
         self._empty_cache_level = empty_cache_level
@@ -73,6 +81,9 @@ class TrainStep:
         shape = state.shape
         drops = shape.hidden_dropout > 0 or shape.attention_dropout > 0
         self._dropout_keys = dropout_keys(seed, shape.num_layers, device) if drops else None
+        self._graph = None
+        if graph_warmup_steps is not None:
+            self._graph = MicrobatchGraph(self._microbatch, device, graph_warmup_steps, say)
 
     def __call__(self, microbatches: Sequence[Microbatch]) -> StepOutcome:
         """One step over a global batch, of which `microbatches` are this rank's part.
@@ -83,11 +94,11 @@ class TrainStep:
         state, optimizer, progress = self.state, self.state.optimizer, self._progress
         progress.step = state.iteration + 1
         progress.begins("counting tokens")
-        counted = self._count_tokens(microbatches)
+        counts = self._count(microbatches)
         optimizer.buffers.zero_grad()
         if state.fp8 is not None:
             state.fp8.prepare()
-        loss = self._accumulate(microbatches, optimizer.loss_scale.scale / counted.clamp(min=1).double())
+        loss = self._accumulate(microbatches, optimizer.loss_scale.scale / counts[0].clamp(min=1).double())
         optimizer.ranks.reducer.finish()
         if self._dp.handle is not None:
             dist.all_reduce(loss, group=self._dp.handle)
@@ -105,35 +116,48 @@ class TrainStep:
         if state.fp8 is not None:
             state.fp8.step()
         self._free_cache(2)
-        num_samples = sum(len(batch.tokens_BS) for batch in microbatches) * self._dp.size
-        self._advance(result, num_samples, int(counted.item()))
+        num_samples = sum(batch.num_samples for batch in microbatches) * self._dp.size
+        num_counted, num_tokens, *scores = counts.tolist()
+        self._advance(result, num_samples, num_counted)
         assert result.loss is not None
-        num_tokens = sum(batch.tokens_BS.numel() for batch in microbatches) * self._dp.size
-        return StepOutcome(result.loss, lr, num_samples, num_tokens, time.perf_counter() - started, result)
+        took = time.perf_counter() - started
+        return StepOutcome(result.loss, lr, num_samples, num_tokens, Attended(*scores), took, result)
 
-    def _count_tokens(self, microbatches: Sequence[Microbatch]) -> Tensor:
-        """Tokens of the whole global batch that count in the loss, int64 on the device."""
-        counted = sum(int(batch.loss_mask_BS.count_nonzero()) for batch in microbatches)
-        total = torch.full((), counted, dtype=torch.int64, device=self.device)
+    def _count(self, microbatches: Sequence[Microbatch]) -> Tensor:
+        """Of the whole global batch: tokens that count in the loss, all tokens, `Attended`; int64 [4]."""
+        counted = [
+            sum(int(batch.loss_mask_BS.count_nonzero()) for batch in microbatches),
+            sum(batch.num_tokens for batch in microbatches),
+            *attended(self.state.shape, (length for batch in microbatches for length in batch.lengths)),
+        ]
+        total = torch.tensor(counted, dtype=torch.int64, device=self.device)
         if self._dp.handle is not None:
             dist.all_reduce(total, group=self._dp.handle)
         return total
 
     def _accumulate(self, microbatches: Sequence[Microbatch], weight: Tensor) -> Tensor:
         """Forward and backward of each microbatch; returns the scaled loss, on the device."""
-        model, dtype = self.state.model, wide_dtype(self.state.model)
+        dtype = wide_dtype(self.state.model)
         total = torch.zeros((), dtype=dtype, device=self.device)
         weight = weight.to(dtype)
         iteration = torch.full((), self.state.iteration, dtype=torch.int64, device=self.device)
+        if self._graph is not None:
+            self._graph.next_step()
         for number, batch in enumerate(microbatches):
             self._progress.begins(f"microbatch {number + 1} of {len(microbatches)}")
             if number == len(microbatches) - 1:
                 self.state.optimizer.ranks.reducer.expect_last_backward()
-            moved = batch.to(self.device, non_blocking=True)
-            loss = microbatch_loss(model, moved, weight, self._dropout(moved, iteration))
-            loss.backward()
-            total += loss.detach()
+            if self._graph is not None:
+                total += self._graph(batch, weight, iteration)
+            else:
+                total += self._microbatch(batch.to(self.device, non_blocking=True), weight, iteration)
         return total
+
+    def _microbatch(self, batch: Microbatch, weight: Tensor, iteration: Tensor) -> Tensor:
+        """Forward and backward of one microbatch on the device; returns its share of the loss."""
+        loss = microbatch_loss(self.state.model, batch, weight, self._dropout(batch, iteration))
+        loss.backward()
+        return loss.detach()
 
     def _dropout(self, batch: Microbatch, iteration: Tensor) -> DropoutState | None:
         if self._dropout_keys is None:

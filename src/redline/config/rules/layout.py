@@ -54,6 +54,43 @@ def compile_and_tp(config: RunConfig) -> Broken:
 
 
 @rule(
+    "graphs-and-tp",
+    "cuda_graph_impl",
+    "tensor_model_parallel_size",
+    why="a recording of one device does not hold the collectives inside its GEMMs.",
+)
+def graphs_and_tp(config: RunConfig) -> Broken:
+    tp = config.parallel.tensor_model_parallel_size
+    if config.compile.cuda_graph_impl != "local" or tp == 1:
+        return None
+    return f"--cuda-graph-impl local does not go with --tensor-model-parallel-size {tp}.", "keep one of them."
+
+
+@rule(
+    "graphs-and-ranks",
+    "cuda_graph_impl",
+    "use_distributed_optimizer",
+    why="gradients travel while the last backward computes, and a recording does not send them.",
+)
+def graphs_and_ranks(config: RunConfig) -> Broken:
+    if config.compile.cuda_graph_impl != "local" or not config.parallel.use_distributed_optimizer:
+        return None
+    return "--cuda-graph-impl local does not go with --use-distributed-optimizer.", "keep one of them."
+
+
+@rule(
+    "graphs-and-fp8",
+    "cuda_graph_impl",
+    "fp8_format",
+    why="the cached fp8 weights and the scales are remade outside the recording.",
+)
+def graphs_and_fp8(config: RunConfig) -> Broken:
+    if config.compile.cuda_graph_impl != "local" or config.precision.fp8_format is None:
+        return None
+    return "--cuda-graph-impl local does not go with fp8.", "keep one of them."
+
+
+@rule(
     "tp-splits-sequence",
     "sequence_parallel",
     "seq_length",

@@ -1,5 +1,6 @@
 """Rules of batches, schedules, loss scaling and checkpoints."""
 
+from redline.config.data import packs
 from redline.config.rules.rule import Broken, rule, rules_of
 from redline.config.train import batch_schedule
 from redline.config.tree import RunConfig
@@ -27,6 +28,23 @@ def batch_of_microbatches(config: RunConfig) -> Broken:
         what,
         f"use --global-batch-size {max(whole // micro, 1) * micro} or {(whole // micro + 1) * micro}.",
     )
+
+
+@rule(
+    "packing-resets",
+    "reset_position_ids",
+    "reset_attention_mask",
+    "packing",
+    "dataloader_inter_document_masking",
+    why="packed documents restart positions and keep attention to themselves by their own borders.",
+)
+def packing_resets(config: RunConfig) -> Broken:
+    data = config.data
+    if not (packs(data) and (data.reset_position_ids or data.reset_attention_mask)):
+        return None
+    asked = "--reset-position-ids" if data.reset_position_ids else "--reset-attention-mask"
+    kind = "--packing" if data.packing else "--dataloader-inter-document-masking"
+    return f"{asked} has no meaning beside {kind}.", f"leave {asked} out."
 
 
 @rule(

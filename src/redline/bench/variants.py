@@ -1,0 +1,109 @@
+"""One configuration trained several ways in one run: eager or compiled, plain or fused, packed or dense."""
+
+from __future__ import annotations
+
+import gc
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from redline.bench.step import bench_step
+from redline.config import Environment, parse_args
+from redline.data import IndexedWriter
+from redline.errors import RedlineError
+
+LOCAL, FUSED = ("--transformer-impl", "local"), ("--transformer-impl", "fused")
+COMPILED = ("--use-torch-compile",)
+# One step before the recording: it must be over when measuring begins.
+GRAPH = ("--cuda-graph-impl", "local", "--cuda-graph-warmup-steps", "1")
+IMPLEMENTATIONS = {
+    "eager local": LOCAL,
+    "eager fused": FUSED,
+    "compiled local": (*LOCAL, *COMPILED),
+    "compiled fused": (*FUSED, *COMPILED),
+    "compiled fused, CUDA graph": (*FUSED, *COMPILED, *GRAPH),
+}
+# Documents as they are: many short ones, few long ones.
+MEAN_LENGTH, MAX_LENGTH, SIGMA, NUM_DOCUMENTS, VOCAB = 700, 8192, 1.2, 6000, 100
+
+Say = Callable[[str], object]
+
+
+def compare_implementations(
+    words: Sequence[str], environment: Environment, *, steps: int, say: Say
+) -> list[dict[str, Any]]:
+    """The same configuration by every implementation; `ratio` is the rate over that of the first row.
+
+    Args:
+        words: flags of `redline train`.
+    """
+    rows = [
+        _row(variant, [*words, *flags], environment, steps, say) for variant, flags in IMPLEMENTATIONS.items()
+    ]
+    return _with_ratios(rows)
+
+
+def compare_packing(
+    words: Sequence[str], environment: Environment, *, steps: int, say: Say
+) -> list[dict[str, Any]]:
+    """Skewed documents, packed, beside samples that are one document each: as many places, no padding.
+
+    `ratio` compares real tokens a second, `flops_ratio` model FLOPs a second: packed documents have less
+    attention to compute.
+
+    Args:
+        words: flags of `redline train` that name no data; the model has more than VOCAB tokens.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        prefix = Path(folder) / "skewed"
+        _write_skewed(prefix)
+        data = ("--data-path", str(prefix), "--split", "1,0,0")
+        rows = [
+            _row("dense", [*words, "--mock-data"], environment, steps, say),
+            _row("packed", [*words, *data, "--packing"], environment, steps, say),
+        ]
+    return _with_ratios(rows)
+
+
+def _row(variant: str, words: list[str], environment: Environment, steps: int, say: Say) -> dict[str, Any]:
+    """One way; one that fails does not cost the others their figures."""
+    say(f"{variant}:")
+    row: dict[str, Any] = {"variant": variant, "flags": words}
+    try:
+        row |= bench_step(parse_args(words), environment, steps=steps, say=say)
+    except (RedlineError, RuntimeError) as error:
+        row["error"] = str(error)
+    # The next one starts with an empty device and compiles for itself.
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    torch._dynamo.reset()
+    return row
+
+
+def _with_ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rates over those of the first row that has them."""
+    measured = [row for row in rows if "error" not in row]
+    for row in measured:
+        row["ratio"] = row["tokens_per_s"] / measured[0]["tokens_per_s"]
+        row["flops_ratio"] = _flops_per_s(row) / _flops_per_s(measured[0])
+    return rows
+
+
+def _flops_per_s(row: dict[str, Any]) -> float:
+    rate: float = row["mfu"]["causal-half"]["flops_per_s"]
+    return rate
+
+
+def _write_skewed(prefix: Path) -> None:
+    random = np.random.default_rng(0)
+    centre = np.log(MEAN_LENGTH) - SIGMA**2 / 2
+    lengths = np.clip(random.lognormal(centre, SIGMA, NUM_DOCUMENTS), 2, MAX_LENGTH).astype(int)
+    with IndexedWriter(prefix, np.dtype(np.int32)) as writer:
+        for length in lengths.tolist():
+            writer.add_document(random.integers(1, VOCAB, length).tolist())

@@ -1,0 +1,62 @@
+"""One configuration trained several ways: which rows come, what they compare, and that one may fail alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from redline.bench.variants import IMPLEMENTATIONS
+from redline.build import compile
+from redline.cli.main import main
+
+TINY = (
+    "--num-layers 1 --hidden-size 32 --num-attention-heads 2 --vocab-size 101 --seq-length 64 --swiglu "
+    "--micro-batch-size 1 --global-batch-size 2 --train-iters 10 --eval-iters 0 --device cpu --threads 1 "
+    "--hidden-dropout 0 --attention-dropout 0 --steps 2"
+)
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """bench("--flags") -> (exit code, rows)."""
+    torch._dynamo.reset()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(compile, "BACKEND", "aot_eager")
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)  # set for the kernels' tests beside these
+    monkeypatch.setattr("redline.data.samples.MOCK_DOCUMENTS", 500)
+    monkeypatch.setattr("redline.bench.variants.NUM_DOCUMENTS", 100)
+    monkeypatch.setattr("redline.bench.variants.MEAN_LENGTH", 15)
+    monkeypatch.setattr("redline.run.opening.with_measured_peak", lambda hardware, dtype: hardware)
+
+    def call(flags: str) -> tuple[int, list[dict[str, Any]]]:
+        out = tmp_path / "rows.json"
+        code = main(f"bench step {TINY} {flags} --out {out}".split())
+        return code, json.loads(out.read_text())["results"]
+
+    return call
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU runs every row")
+def test_a_row_that_cannot_run_says_so_beside_the_others(bench: Any) -> None:
+    code, rows = bench("--compare --mock-data")
+    assert code == 1
+    assert [row["variant"] for row in rows] == list(IMPLEMENTATIONS)
+    errors = {row["variant"]: row.get("error", "") for row in rows}
+    assert errors["eager local"] == errors["compiled local"] == ""
+    assert all("cannot" in errors[name] for name in IMPLEMENTATIONS if "fused" in name), errors
+    first, compiled = rows[0], rows[2]
+    assert first["ratio"] == first["flops_ratio"] == 1.0
+    assert compiled["ratio"] == pytest.approx(first["step_time_s"] / compiled["step_time_s"], rel=0.5)
+    assert compiled["loss"] == first["loss"], "the same training"
+
+
+def test_packed_documents_beside_dense_samples(bench: Any) -> None:
+    code, (dense, packed) = bench("--packed")
+    assert code == 0
+    assert dense["tokens_per_step"] == 2 * 64 >= packed["tokens_per_step"] > 0.9 * 2 * 64
+    assert packed["parameters"] == dense["parameters"]
+    assert packed["flops_ratio"] < packed["ratio"], "less attention to compute for a token"
