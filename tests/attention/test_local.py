@@ -143,11 +143,12 @@ def test_the_log_sum_exp_joins_two_halves_of_the_keys():
 @pytest.mark.parametrize("packed", [True, False])
 def test_tiles_fetched_by_descriptors(packed, monkeypatch):
     """The path of Hopper: zeros beyond the last row, and what it reads of the next head, are masked."""
-    plain = launch_of(16, 4, INTERPRETER)
+    head_dim = 12 if packed else 16  # 12 channels in a tile of 16: the edge in that dimension too
+    plain = launch_of(head_dim, 4, INTERPRETER)
     fetching = Launch(*(replace(each, tma=True) for each in (plain.forward, plain.dq, plain.dkv)), 16)
     monkeypatch.setattr("redline.attention.local.launch.launch_of", lambda *_: fetching)
     mask = MaskSpec(cu_seqlens=ends([5, 0, 30, 10]), max_seqlen=30) if packed else MaskSpec()
-    check(45, 1 if packed else 2, 4, 2, 16, mask)
+    check(45, 1 if packed else 2, 4, 2, head_dim, mask)
 
 
 def test_a_query_without_keys_has_no_log_sum_exp():

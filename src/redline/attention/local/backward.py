@@ -48,14 +48,14 @@ def _uncapped(ds, s, softcap, CAPPED: tl.constexpr):
 @triton.jit
 def _walk_keys(
     q, do, delta, base, dq, k, v, begin, end, lo, hi, row, position, draw, head,
-    k_len, q_len, k_row, v_row, k_column, v_column, seg_ptr, scale, softcap, keep_scale,
+    k_len, q_len, k_row, v_row, k_at, v_at, seg_ptr, scale, softcap, keep_scale,
     MASKED: tl.constexpr, SEGMENTS: tl.constexpr, CAPPED: tl.constexpr, DROP: tl.constexpr,
     QUADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, QUERIES: tl.constexpr,
     KEYS: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     for first in range(begin, end, KEYS):
-        k_tile = load_tile(k, first, k_len, k_row, k_column, HEAD_DIM, KEYS, BLOCK_DIM, TMA, WHOLE=not MASKED)
-        v_tile = load_tile(v, first, k_len, v_row, v_column, HEAD_DIM, KEYS, BLOCK_DIM, TMA, WHOLE=not MASKED)
+        k_tile = load_tile(k, first, k_len, k_row, k_at, HEAD_DIM, KEYS, BLOCK_DIM, TMA, WHOLE=not MASKED)
+        v_tile = load_tile(v, first, k_len, v_row, v_at, HEAD_DIM, KEYS, BLOCK_DIM, TMA, WHOLE=not MASKED)
         s = scores(tl.dot(q, tl.trans(k_tile), input_precision=PRECISION), scale, softcap, CAPPED)
         dp = tl.dot(do, tl.trans(v_tile), input_precision=PRECISION)
         p = tl.exp2(s - base[:, None])
@@ -89,7 +89,7 @@ def attention_dq_kernel(
     tile, place_of_head = place(q_tiles, section, LAST_FIRST=RIGHT)
     b, n = place_of_head // heads, place_of_head % heads
     g = n // repeat
-    k_column, v_column = b * k_batch + g * k_head, b * v_batch + g * v_head
+    k_at, v_at = (b, g, b * k_batch + g * k_head), (b, g, b * v_batch + g * v_head)
     start = tile * QUERIES
     row = start + tl.arange(0, QUERIES)
     lo, hi = span(row, q_len, k_len, cu_ptr, num_docs, steps, left, right, LEFT, RIGHT)
@@ -102,14 +102,41 @@ def attention_dq_kernel(
         draw = draw_of(key_ptr, iteration_ptr, sample_ptr, b, threshold)
 
     q_tile = load_tile(
-        q, start, q_len, q_row, b * q_batch + n * q_head, HEAD_DIM, QUERIES, BLOCK_DIM, TMA, WHOLE=False
+        q,
+        start,
+        q_len,
+        q_row,
+        (b, n, b * q_batch + n * q_head),
+        HEAD_DIM,
+        QUERIES,
+        BLOCK_DIM,
+        False,
+        WHOLE=False,
     )
     do_tile = load_tile(
-        do, start, q_len, do_row, b * do_batch + n * do_head, HEAD_DIM, QUERIES, BLOCK_DIM, TMA, WHOLE=False
+        do,
+        start,
+        q_len,
+        do_row,
+        (b, n, b * do_batch + n * do_head),
+        HEAD_DIM,
+        QUERIES,
+        BLOCK_DIM,
+        False,
+        WHOLE=False,
     )
     width = batch * heads * HEAD_DIM
     out_tile = load_tile(
-        out, start, q_len, width, place_of_head * HEAD_DIM, HEAD_DIM, QUERIES, BLOCK_DIM, False, WHOLE=False
+        out,
+        start,
+        q_len,
+        width,
+        (b, n, place_of_head * HEAD_DIM),
+        HEAD_DIM,
+        QUERIES,
+        BLOCK_DIM,
+        False,
+        WHOLE=False,
     )
     delta = tl.sum(do_tile.to(tl.float32) * out_tile.to(tl.float32), 1)
     lse_at = lse_ptr + place_of_head.to(tl.int64) * q_len + row
@@ -121,20 +148,20 @@ def attention_dq_kernel(
     if LEFT or cu_ptr is not None:
         dq = _walk_keys(
             q_tile, do_tile, delta, base, dq, k, v, begin, full_begin, lo, hi, row, position, draw, head,
-            k_len, q_len, k_row, v_row, k_column, v_column, seg_ptr, scale, softcap, keep_scale,
+            k_len, q_len, k_row, v_row, k_at, v_at, seg_ptr, scale, softcap, keep_scale,
             True, SEGMENTS, CAPPED, DROP, QUADS, HEAD_DIM, BLOCK_DIM, QUERIES, KEYS, TMA,
             PRECISION,
         )  # fmt: skip
     if not SEGMENTS:
         dq = _walk_keys(
             q_tile, do_tile, delta, base, dq, k, v, full_begin, full_end, lo, hi, row, position, draw, head,
-            k_len, q_len, k_row, v_row, k_column, v_column, seg_ptr, scale, softcap, keep_scale,
+            k_len, q_len, k_row, v_row, k_at, v_at, seg_ptr, scale, softcap, keep_scale,
             False, SEGMENTS, CAPPED, DROP, QUADS, HEAD_DIM, BLOCK_DIM, QUERIES, KEYS, TMA,
             PRECISION,
         )  # fmt: skip
     dq = _walk_keys(
         q_tile, do_tile, delta, base, dq, k, v, full_end, end, lo, hi, row, position, draw, head,
-        k_len, q_len, k_row, v_row, k_column, v_column, seg_ptr, scale, softcap, keep_scale,
+        k_len, q_len, k_row, v_row, k_at, v_at, seg_ptr, scale, softcap, keep_scale,
         True, SEGMENTS, CAPPED, DROP, QUADS, HEAD_DIM, BLOCK_DIM, QUERIES, KEYS, TMA, PRECISION,
     )  # fmt: skip
     store_tile(dq_ptr + place_of_head * HEAD_DIM, start, q_len, width, dq * scale, HEAD_DIM, QUERIES)
@@ -143,7 +170,7 @@ def attention_dq_kernel(
 @triton.jit
 def _walk_queries(
     k, v, dk, dv, q, do, base_source, delta_source, of_head, begin, end, lo, hi, col, positions_ptr, draw,
-    head, q_len, k_len, q_row, do_row, q_column, do_column, seg_ptr, scale, softcap, keep_scale,
+    head, q_len, k_len, q_row, do_row, q_at, do_at, seg_ptr, scale, softcap, keep_scale,
     MASKED: tl.constexpr, SEGMENTS: tl.constexpr, CAPPED: tl.constexpr, DROP: tl.constexpr,
     QUADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, QUERIES: tl.constexpr,
     KEYS: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr,
@@ -151,11 +178,9 @@ def _walk_queries(
     """Scores stand on their side here, [KEYS, QUERIES], as both products that use them read them."""
     for first in range(begin, end, QUERIES):
         row = first + tl.arange(0, QUERIES)
-        q_tile = load_tile(
-            q, first, q_len, q_row, q_column, HEAD_DIM, QUERIES, BLOCK_DIM, TMA, WHOLE=not MASKED
-        )
+        q_tile = load_tile(q, first, q_len, q_row, q_at, HEAD_DIM, QUERIES, BLOCK_DIM, TMA, WHOLE=not MASKED)
         do_tile = load_tile(
-            do, first, q_len, do_row, do_column, HEAD_DIM, QUERIES, BLOCK_DIM, TMA, WHOLE=not MASKED
+            do, first, q_len, do_row, do_at, HEAD_DIM, QUERIES, BLOCK_DIM, TMA, WHOLE=not MASKED
         )
         base = load_vector(base_source, of_head, first, q_len, QUERIES, TMA)
         delta = load_vector(delta_source, of_head, first, q_len, QUERIES, TMA)
@@ -205,33 +230,52 @@ def attention_dkv_kernel(
     if DROP:
         draw = draw_of(key_ptr, iteration_ptr, sample_ptr, b, threshold)
     k_tile = load_tile(
-        k, start, k_len, k_row, b * k_batch + g * k_head, HEAD_DIM, KEYS, BLOCK_DIM, TMA, WHOLE=False
+        k,
+        start,
+        k_len,
+        k_row,
+        (b, g, b * k_batch + g * k_head),
+        HEAD_DIM,
+        KEYS,
+        BLOCK_DIM,
+        False,
+        WHOLE=False,
     )
     v_tile = load_tile(
-        v, start, k_len, v_row, b * v_batch + g * v_head, HEAD_DIM, KEYS, BLOCK_DIM, TMA, WHOLE=False
+        v,
+        start,
+        k_len,
+        v_row,
+        (b, g, b * v_batch + g * v_head),
+        HEAD_DIM,
+        KEYS,
+        BLOCK_DIM,
+        False,
+        WHOLE=False,
     )
     dk = tl.zeros([KEYS, BLOCK_DIM], tl.float32)
     dv = tl.zeros([KEYS, BLOCK_DIM], tl.float32)
     for n in range(g * repeat, (g + 1) * repeat):
         of_head = (b * heads + n) * q_padded
-        q_column, do_column, head = b * q_batch + n * q_head, b * do_batch + n * do_head, first_head + n
+        q_at, do_at = (b, n, b * q_batch + n * q_head), (b, n, b * do_batch + n * do_head)
+        head = first_head + n
         if RIGHT or cu_ptr is not None:
             dk, dv = _walk_queries(
                 k_tile, v_tile, dk, dv, q, do, base_source, delta_source, of_head, begin, full_begin,
-                lo, hi, col, positions_ptr, draw, head, q_len, k_len, q_row, do_row, q_column, do_column,
+                lo, hi, col, positions_ptr, draw, head, q_len, k_len, q_row, do_row, q_at, do_at,
                 seg_ptr, scale, softcap, keep_scale, True, SEGMENTS, CAPPED, DROP, QUADS, HEAD_DIM,
                 BLOCK_DIM, QUERIES, KEYS, TMA, PRECISION,
             )  # fmt: skip
         if not SEGMENTS:
             dk, dv = _walk_queries(
                 k_tile, v_tile, dk, dv, q, do, base_source, delta_source, of_head, full_begin, full_end,
-                lo, hi, col, positions_ptr, draw, head, q_len, k_len, q_row, do_row, q_column, do_column,
+                lo, hi, col, positions_ptr, draw, head, q_len, k_len, q_row, do_row, q_at, do_at,
                 seg_ptr, scale, softcap, keep_scale, False, SEGMENTS, CAPPED, DROP, QUADS, HEAD_DIM,
                 BLOCK_DIM, QUERIES, KEYS, TMA, PRECISION,
             )  # fmt: skip
         dk, dv = _walk_queries(
             k_tile, v_tile, dk, dv, q, do, base_source, delta_source, of_head, full_end, end,
-            lo, hi, col, positions_ptr, draw, head, q_len, k_len, q_row, do_row, q_column, do_column,
+            lo, hi, col, positions_ptr, draw, head, q_len, k_len, q_row, do_row, q_at, do_at,
             seg_ptr, scale, softcap, keep_scale, True, SEGMENTS, CAPPED, DROP, QUADS, HEAD_DIM,
             BLOCK_DIM, QUERIES, KEYS, TMA, PRECISION,
         )  # fmt: skip

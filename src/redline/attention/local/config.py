@@ -73,8 +73,7 @@ def launch_of(head_dim: int, itemsize: int, device_index: int) -> Launch:
         return Launch(*_WIDE, block_dim)
     large = torch.cuda.get_device_properties(device_index).major in (9, 10)  # Hopper, Blackwell's large cards
     kernels = (_LARGE if large else _SMALL)[max(64, block_dim)]
-    # A descriptor fetches whole tiles: a head that is no power of 2 would bring its neighbour's channels.
-    tma = large and block_dim == head_dim and head_dim >= 64
+    tma = large and head_dim * itemsize % 16 == 0
     forward, dq, dkv = (replace(tiles, tma=tma) for tiles in kernels)
     return Launch(forward, dq, dkv, block_dim)
 

@@ -31,14 +31,14 @@ from redline.attention.local.tiles import (
 @triton.jit
 def _attend(
     q, acc, total, peak, k, v, begin, end, lo, hi, row, position, draw, head,
-    k_len, q_len, k_row, v_row, k_column, v_column, seg_ptr, scale, softcap,
+    k_len, q_len, k_row, v_row, k_at, v_at, seg_ptr, scale, softcap,
     MASKED: tl.constexpr, SEGMENTS: tl.constexpr, CAPPED: tl.constexpr, DROP: tl.constexpr,
     QUADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, QUERIES: tl.constexpr,
     KEYS: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Take the keys of [begin, end) into the running output, sum and maximum of each query."""
     for first in range(begin, end, KEYS):
-        k_tile = load_tile(k, first, k_len, k_row, k_column, HEAD_DIM, KEYS, BLOCK_DIM, TMA, WHOLE=not MASKED)
+        k_tile = load_tile(k, first, k_len, k_row, k_at, HEAD_DIM, KEYS, BLOCK_DIM, TMA, WHOLE=not MASKED)
         products = tl.dot(q, tl.trans(k_tile), input_precision=PRECISION)
         if MASKED or CAPPED:
             s = scores(products, scale, softcap, CAPPED)
@@ -58,7 +58,7 @@ def _attend(
         acc = acc * shrink[:, None]
         if DROP:
             p = tl.where(kept(draw, head, position, first, k_len, QUADS, QUERIES, KEYS), p, 0.0)
-        v_tile = load_tile(v, first, k_len, v_row, v_column, HEAD_DIM, KEYS, BLOCK_DIM, TMA, WHOLE=not MASKED)
+        v_tile = load_tile(v, first, k_len, v_row, v_at, HEAD_DIM, KEYS, BLOCK_DIM, TMA, WHOLE=not MASKED)
         acc = tl.dot(p.to(v_tile.dtype), v_tile, acc, input_precision=PRECISION)
         peak = new_peak
     return acc, total, peak
@@ -79,7 +79,7 @@ def attention_forward_kernel(
     tile, place_of_head = place(q_tiles, section, LAST_FIRST=RIGHT)
     b, n = place_of_head // heads, place_of_head % heads
     g = n // repeat
-    k_column, v_column = b * k_batch + g * k_head, b * v_batch + g * v_head
+    k_at, v_at = (b, g, b * k_batch + g * k_head), (b, g, b * v_batch + g * v_head)
     start = tile * QUERIES
     row = start + tl.arange(0, QUERIES)
     lo, hi = span(row, q_len, k_len, cu_ptr, num_docs, steps, left, right, LEFT, RIGHT)
@@ -92,7 +92,16 @@ def attention_forward_kernel(
         draw = draw_of(key_ptr, iteration_ptr, sample_ptr, b, threshold)
 
     q_tile = load_tile(
-        q, start, q_len, q_row, b * q_batch + n * q_head, HEAD_DIM, QUERIES, BLOCK_DIM, TMA, WHOLE=False
+        q,
+        start,
+        q_len,
+        q_row,
+        (b, n, b * q_batch + n * q_head),
+        HEAD_DIM,
+        QUERIES,
+        BLOCK_DIM,
+        False,
+        WHOLE=False,
     )
     acc = tl.zeros([QUERIES, BLOCK_DIM], tl.float32)
     if sink_ptr is not None:
@@ -105,20 +114,20 @@ def attention_forward_kernel(
     if LEFT or cu_ptr is not None:
         acc, total, peak = _attend(
             q_tile, acc, total, peak, k, v, begin, full_begin, lo, hi, row, position, draw, head,
-            k_len, q_len, k_row, v_row, k_column, v_column, seg_ptr, scale, softcap,
+            k_len, q_len, k_row, v_row, k_at, v_at, seg_ptr, scale, softcap,
             True, SEGMENTS, CAPPED, DROP, QUADS, HEAD_DIM, BLOCK_DIM, QUERIES, KEYS, TMA,
             PRECISION,
         )  # fmt: skip
     if not SEGMENTS:
         acc, total, peak = _attend(
             q_tile, acc, total, peak, k, v, full_begin, full_end, lo, hi, row, position, draw, head,
-            k_len, q_len, k_row, v_row, k_column, v_column, seg_ptr, scale, softcap,
+            k_len, q_len, k_row, v_row, k_at, v_at, seg_ptr, scale, softcap,
             False, SEGMENTS, CAPPED, DROP, QUADS, HEAD_DIM, BLOCK_DIM, QUERIES, KEYS, TMA,
             PRECISION,
         )  # fmt: skip
     acc, total, peak = _attend(
         q_tile, acc, total, peak, k, v, full_end, end, lo, hi, row, position, draw, head,
-        k_len, q_len, k_row, v_row, k_column, v_column, seg_ptr, scale, softcap,
+        k_len, q_len, k_row, v_row, k_at, v_at, seg_ptr, scale, softcap,
         True, SEGMENTS, CAPPED, DROP, QUADS, HEAD_DIM, BLOCK_DIM, QUERIES, KEYS, TMA,
             PRECISION,
     )  # fmt: skip

@@ -12,7 +12,7 @@ from redline.attention.local.backward import attention_dkv_kernel, attention_dq_
 from redline.attention.local.config import Tiles, launch_of, section
 from redline.attention.local.forward import attention_forward_kernel
 from redline.attention.local.op import Variant, padded_length
-from redline.kernels.common import ceil_div, contiguous_like, on_device_of
+from redline.kernels.common import ceil_div, contiguous_like, next_power_of_2, on_device_of
 from redline.rng import keep_threshold
 
 
@@ -26,13 +26,13 @@ def forward(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor
     if out.numel() == 0:
         return out, lse
     tiles = launch_of(D, q.itemsize, q.get_device()).forward
-    tiles = _fitting(tiles, q, k, v)
+    tiles = _fitting(tiles, k, v)
     repeat, q_tiles = N // k.shape[2], ceil_div(S, tiles.queries)
     side = section(B * N, repeat, 2 * k.shape[0] * D * k.itemsize)
     with on_device_of(q):
         attention_forward_kernel[(q_tiles * B * N,)](
-            _source(q, tiles.queries, tiles), _source(k, tiles.keys, tiles), _source(v, tiles.keys, tiles),
-            out, lse, *_places(variant), variant.sink, *_drawing(variant),
+            q, _source(k, tiles.keys, tiles), _source(v, tiles.keys, tiles), out, lse,
+            *_places(variant), variant.sink, *_drawing(variant),
             S, k.shape[0], N, repeat, B, side, q_tiles, *_documents(variant),
             *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *_numbers(variant),
             **_constants(variant, q, k.shape[0], tiles),
@@ -61,21 +61,20 @@ def backward(
     common = (*_places(variant), *_drawing(variant), S, padded, keys, N, repeat, B)
     tail = (*_documents(variant), *strides, *_numbers(variant))
     with on_device_of(q):
-        tiles = _fitting(launch.dq, q, k, v, do)
+        tiles = _fitting(launch.dq, k, v)
         count = ceil_div(S, tiles.queries)
         side = section(B * N, repeat, 2 * keys * D * k.itemsize)
         attention_dq_kernel[(count * B * N,)](
-            _source(q, tiles.queries, tiles), _source(k, tiles.keys, tiles), _source(v, tiles.keys, tiles),
-            out, _source(do, tiles.queries, tiles), dq, delta, base, lse.contiguous(), *common, side, count,
+            q, _source(k, tiles.keys, tiles), _source(v, tiles.keys, tiles), out, do, dq, delta, base,
+            lse.contiguous(), *common, side, count,
             *tail,
             **_constants(variant, q, keys, tiles),
         )  # fmt: skip
-        tiles = _fitting(launch.dkv, q, k, v, do)
+        tiles = _fitting(launch.dkv, q, do)
         count = ceil_div(keys, tiles.keys)
         side = section(B * G, 1, 2 * S * repeat * D * q.itemsize)
         attention_dkv_kernel[(count * B * G,)](
-            _source(q, tiles.queries, tiles), _source(k, tiles.keys, tiles), _source(v, tiles.keys, tiles),
-            _source(do, tiles.queries, tiles), dk, dv,
+            _source(q, tiles.queries, tiles), k, v, _source(do, tiles.queries, tiles), dk, dv,
             _vector(delta, tiles), _vector(base, tiles), *common, side, count, *tail,
             **_constants(variant, q, keys, tiles),
         )  # fmt: skip
@@ -95,18 +94,19 @@ def _fitting(tiles: Tiles, *tensors: Tensor) -> Tiles:
 
 
 def _describable(x: Tensor) -> bool:
-    """Whether rows of x are whole units of 16 bytes, each holding all heads of all samples."""
-    width = (x.shape[1] - 1) * x.stride(1) + (x.shape[2] - 1) * x.stride(2) + x.shape[3]
+    """Whether every step from row to row, sample to sample and head to head is whole units of 16 bytes."""
     unit = 16 // x.itemsize
-    return x.data_ptr() % 16 == 0 and x.stride(0) % unit == 0 and x.stride(0) >= width and x.stride(3) == 1
+    steps = all(x.stride(dim) > 0 and x.stride(dim) % unit == 0 for dim in range(3) if x.shape[dim] > 1)
+    return x.data_ptr() % 16 == 0 and steps and x.stride(3) == 1
 
 
 def _source(x: Tensor, rows: int, tiles: Tiles) -> Any:
-    """What a kernel reads x by: a descriptor of its rows with all samples and heads side by side, or x."""
+    """What a kernel reads x by: a descriptor of it, whose edges give zeros, or x itself."""
     if not tiles.tma:
         return x
-    width = (x.shape[1] - 1) * x.stride(1) + (x.shape[2] - 1) * x.stride(2) + x.shape[3]
-    return TensorDescriptor(x, [x.shape[0], width], [x.stride(0), 1], [rows, x.shape[3]])
+    *_, D = x.shape
+    strides = [x.stride(dim) if x.shape[dim] > 1 else next_power_of_2(D) for dim in range(3)]
+    return TensorDescriptor(x, list(x.shape), [*strides, 1], [rows, 1, 1, max(16, next_power_of_2(D))])
 
 
 def _vector(x_BNS: Tensor, tiles: Tiles) -> Any:

@@ -76,21 +76,29 @@ def blocks(lo, hi, BLOCK: tl.constexpr, ALL_MASKED: tl.constexpr):
 
 @triton.jit
 def load_tile(
-    source, row, rows, stride, column,
+    source, row, rows, stride, at,
     HEAD_DIM: tl.constexpr, BLOCK: tl.constexpr, BLOCK_DIM: tl.constexpr,
     TMA: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK rows of one head, zeros outside: by descriptor, or from the pointer to the head's first row."""
+    """BLOCK rows of one head, zeros outside: by a descriptor of [S, B, N, D], or from a pointer.
+
+    Tiles that a loop fetches come by descriptor. One that stays comes from a pointer: by descriptor, Triton
+    3.6 holds it in registers; a pointer's goes to shared memory, from which the tensor cores read it.
+
+    Args:
+        at: the sample, the head, and how many elements after the pointer that head's first row begins.
+    """
+    batch, head, offset = at
     if TMA:
-        tile = source.load([row, column])
+        tile = tl.reshape(source.load([row, batch, head, 0]), [BLOCK, BLOCK_DIM])
     else:
         r = row + tl.arange(0, BLOCK)
         d = tl.arange(0, BLOCK_DIM)
-        at = source + column + r.to(tl.int64)[:, None] * stride + d[None, :]
+        where = source + offset + r.to(tl.int64)[:, None] * stride + d[None, :]
         if WHOLE and HEAD_DIM == BLOCK_DIM:
-            tile = tl.load(at)
+            tile = tl.load(where)
         else:
-            tile = tl.load(at, mask=(r < rows)[:, None] & (d < HEAD_DIM)[None, :], other=0.0)
+            tile = tl.load(where, mask=(r < rows)[:, None] & (d < HEAD_DIM)[None, :], other=0.0)
     return tile
 
 
