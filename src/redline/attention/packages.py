@@ -25,14 +25,14 @@ class Package(NamedTuple):
         version: 4, 3 or 2.
         distribution: as it is installed.
         module: what is imported.
-        attention: the backend's function, which also takes `deterministic`.
+        attention: makes the backend's function, which also takes `deterministic`, of the imported module.
         sinks: whether it takes them.
     """
 
     version: int
     distribution: str
     module: str
-    attention: Callable[..., Tensor]
+    attention: Callable[[Any], Callable[..., Tensor]]
     sinks: bool = False
 
     @property
@@ -45,7 +45,7 @@ class Package(NamedTuple):
 
 
 def _by_function(
-    module: str,
+    interface: Any,
     q_SBND: Tensor,
     k_SBGD: Tensor,
     v_SBGD: Tensor,
@@ -60,7 +60,6 @@ def _by_function(
     """The interface that versions 3 and 2 share. They return new tensors in their own order [B, S, N, D]."""
     assert dropout is None and sink_N is None and mask.segment_ids_BS is None, "select_backend refuses these"
     check_shapes(q_SBND, k_SBGD, v_SBGD, mask)
-    interface = importlib.import_module(module)
     options: dict[str, Any] = {
         "softmax_scale": softmax_scale,
         "causal": mask.causal,
@@ -87,15 +86,16 @@ def _first(result: Any) -> Tensor:
     return out
 
 
+def _of_interface(interface: Any) -> Callable[..., Tensor]:
+    return functools.partial(_by_function, interface)
+
+
 PACKAGES = (
-    Package(4, "flash-attn-4", "flash_attn.cute", flash4_attention, sinks=True),
-    Package(3, "flash-attn-3", "flash_attn_3.flash_attn_interface",
-            functools.partial(_by_function, "flash_attn_3.flash_attn_interface")),
-    Package(3, "flash-attn-3", "flash_attn_interface",
-            functools.partial(_by_function, "flash_attn_interface")),
-    Package(2, "flash-attn", "flash_attn.flash_attn_interface",
-            functools.partial(_by_function, "flash_attn.flash_attn_interface")),
-)  # fmt: skip
+    Package(4, "flash-attn-4", "flash_attn.cute", lambda _: flash4_attention, sinks=True),
+    Package(3, "flash-attn-3", "flash_attn_3.flash_attn_interface", _of_interface),
+    Package(3, "flash-attn-3", "flash_attn_interface", _of_interface),
+    Package(2, "flash-attn", "flash_attn.flash_attn_interface", _of_interface),
+)
 
 
 @functools.cache
@@ -129,7 +129,6 @@ def refusal(package: Package, request: Request) -> str | None:
 
 
 def bound(package: Package, request: Request) -> Attention:
-    """The package as a backend."""
-    if not request.deterministic:
-        return package.attention
-    return functools.partial(package.attention, deterministic=True)
+    """The package as a backend. It is imported here: inside a step, torch.compile could not trace that."""
+    attention = package.attention(importlib.import_module(package.module))
+    return functools.partial(attention, deterministic=True) if request.deterministic else attention

@@ -56,8 +56,8 @@ _LARGE = {
 }
 _SMALL = {
     64: (Tiles(128, 64, 4, 3), Tiles(64, 64, 4, 2), Tiles(64, 64, 4, 2)),
-    128: (Tiles(64, 64, 4, 2), Tiles(64, 32, 4, 2), Tiles(32, 64, 4, 2)),
-    256: (Tiles(32, 32, 4, 2), Tiles(32, 32, 4, 1), Tiles(32, 32, 4, 1)),
+    128: (Tiles(64, 64, 4, 2), Tiles(64, 32, 4, 2), Tiles(32, 64, 8, 2)),
+    256: (Tiles(32, 32, 4, 2), Tiles(32, 32, 4, 1), Tiles(32, 32, 8, 1)),
 }
 _WIDE = (Tiles(32, 32, 4, 1), Tiles(32, 32, 4, 1), Tiles(32, 32, 4, 1))  # fp32 runs without tensor cores
 _INTERPRETED = (Tiles(16, 32, 1, 1), Tiles(32, 16, 1, 1), Tiles(16, 32, 1, 1))
