@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import sys
 import tempfile
 import traceback
 from collections.abc import Callable
@@ -29,13 +28,25 @@ def on_ranks(world_size: int, work: Callable[[Environment], Any]) -> list[Any]:
     """
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
-        store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
-        children = [_fork(place, rank, world_size, store.port, work) for rank in range(world_size)]
-        codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-        said = [(place / f"error_{rank}") for rank in range(world_size)]
-        errors = "\n".join(path.read_text() for path in said if path.exists())
+        codes, said = _run_ranks(place, world_size, work)
+        errors = "\n".join(said)
         assert codes == [0] * world_size, f"exit codes of the ranks: {codes}\n{errors}"
         return [pickle.loads((place / str(rank)).read_bytes()) for rank in range(world_size)]
+
+
+def fork_ranks(world_size: int, work: Callable[[Environment], Any]) -> tuple[list[int], list[str]]:
+    """Exit code of each rank and what it wrote to stderr, however they end."""
+    with tempfile.TemporaryDirectory() as folder:
+        return _run_ranks(Path(folder), world_size, work)
+
+
+def _run_ranks(
+    place: Path, world_size: int, work: Callable[[Environment], Any]
+) -> tuple[list[int], list[str]]:
+    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    children = [_fork(place, rank, world_size, store.port, work) for rank in range(world_size)]
+    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    return codes, [(place / f"error_{rank}").read_text() for rank in range(world_size)]
 
 
 def state_of(run: OpenRun) -> dict[str, Tensor]:
@@ -68,6 +79,7 @@ def _fork(place: Path, rank: int, world_size: int, port: int, work: Callable[[En
     if child:
         return child
     code = 1
+    os.dup2(os.open(place / f"error_{rank}", os.O_WRONLY | os.O_CREAT), 2)
     try:
         torch.set_num_threads(1)
         environment = Environment(
@@ -87,6 +99,5 @@ def _fork(place: Path, rank: int, world_size: int, port: int, work: Callable[[En
         close_world()
         code = 0
     except BaseException:
-        (place / f"error_{rank}").write_text(traceback.format_exc())
-        sys.stderr.flush()
+        os.write(2, traceback.format_exc().encode())
     os._exit(code)

@@ -227,6 +227,8 @@ RANKS = {
     "sequence_parallel": see(observe.ranks, tensor_model_parallel_size=2),
     "distributed_backend": see(observe.choices, value="nccl", refused=2),
     "distributed_timeout_minutes": see(observe.ranks),
+    "hang_timeout_seconds": see(observe.ranks),
+    "startup_timeout_minutes": see(observe.ranks),
     "use_distributed_optimizer": see(observe.ranks),
     "num_distributed_optimizer_instances": see(observe.ranks, value=2, use_distributed_optimizer=True),
     "overlap_grad_reduce": see(observe.ranks, value=False),

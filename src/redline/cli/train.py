@@ -28,6 +28,11 @@ def main(argv: Sequence[str]) -> int:
     if runtime.nproc_per_node is not None and not environment.launched:
         from redline.comm.elastic import launch
 
+        if runtime.max_restarts and parsed.config.checkpoint.save is None:
+            from redline.run.folder import name_run  # every attempt goes on in this folder
+
+            words += ["--save", str(name_run(parsed.config.model.preset or "run"))]
+
         launch(["train", *words], nproc_per_node=runtime.nproc_per_node, max_restarts=runtime.max_restarts)
         return 0
 

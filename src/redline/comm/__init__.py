@@ -5,7 +5,8 @@ collectives.py  collectives along one axis, at once or as a handle
 pairs.py        the same with gradients
 transport.py    collectives in place on flat buffers: what data parallelism sends by
 start.py        several processes become one run; agree.py: how they decide together
-elastic.py      processes started and restarted by torch elastic; progress.py: where each stands
+elastic.py      processes started and restarted by torch elastic; progress.py: where each stands;
+                watchdog.py: a rank that dies or hangs is named
 linked_gemm.py  a collective and a GEMM as one: plain, or in pieces
 """
 
@@ -14,6 +15,7 @@ from redline.comm.groups import Group, Groups, open_groups, single_process
 from redline.comm.progress import Progress
 from redline.comm.start import Meeting, World, close_world, open_world
 from redline.comm.transport import Collectives, Done, Transport, Work
+from redline.comm.watchdog import Watchdog
 
 __all__ = [
     "Collectives",
@@ -24,6 +26,7 @@ __all__ = [
     "Progress",
     "Transport",
     "Work",
+    "Watchdog",
     "World",
     "close_world",
     "every",

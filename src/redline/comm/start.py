@@ -83,7 +83,9 @@ def open_world(meeting: Meeting, backend: str, device: torch.device) -> World:
             mend="start all ranks, with one MASTER_ADDR and MASTER_PORT that every node reaches.",
         ) from error
     ranks = tuple(range(meeting.world_size))
-    own = PrefixStore(f"redline/status_{meeting.attempt}", store)
+    # A connection of its own: a rank that waits in the other one must still be able to tell where it stands.
+    told = TCPStore(meeting.address, meeting.port, is_master=False, timeout=timeout, wait_for_workers=False)
+    own = PrefixStore(f"redline/status_{meeting.attempt}", told)
     return World(meeting.rank, Group(ranks, meeting.rank, control), own)
 
 

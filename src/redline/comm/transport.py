@@ -20,6 +20,15 @@ _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.redu
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
+DistError: type[Exception] = dist.DistError
+_WORDS = ("gloo", "nccl", "connection", "peer", "socket", "timed out")
+
+
+def is_transport(error: RuntimeError) -> bool:
+    """Whether an error is of sending: Gloo raises plain RuntimeErrors when another rank is gone."""
+    return any(word in str(error).lower() for word in _WORDS)
+
+
 class Work(Protocol):
     """Something sent; on a GPU `wait` makes the current stream wait, on a CPU the caller."""
 

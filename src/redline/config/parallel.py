@@ -109,6 +109,20 @@ class ParallelConfig(Section):
     distributed_timeout_minutes: float = flag(
         10.0, more_than=0, metavar="MINUTES", help="Longest wait for a collective."
     )
+    hang_timeout_seconds: float = flag(
+        60.0,
+        own=True,
+        more_than=0,
+        metavar="SECONDS",
+        help="End the job, naming the rank, when one has begun nothing new for so long.",
+    )
+    startup_timeout_minutes: float = flag(
+        15.0,
+        own=True,
+        more_than=0,
+        metavar="MINUTES",
+        help="The same up to the end of the first step, in evaluations and saves.",
+    )
     use_torch_fsdp2: bool = flag(
         False, account="memory", waits_for=FSDP, help="PyTorch's fully sharded data parallel."
     )

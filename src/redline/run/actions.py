@@ -9,6 +9,7 @@ from pathlib import Path
 
 from redline.checkpoint import AsyncWriter, save_checkpoint
 from redline.comm import from_first
+from redline.data import Source
 from redline.errors import TrainingError
 from redline.files import os_errors_as
 from redline.formulas.flops import CONVENTIONS, Attended, Convention, TokenFlops, flops_per_packed_token
@@ -141,7 +142,11 @@ class RunActions:
         source = run.splits.valid if split == "valid" else run.splits.test
         if source is None:
             return None
-        started = time.perf_counter()
+        with run.progress.patiently("an evaluation"):
+            return self._evaluate(split, source)
+
+    def _evaluate(self, split: str, source: Source) -> ValidRecord:
+        run, started = self.run, time.perf_counter()
         batches = eval_batches(
             source,
             run.plan.evaluation.samples,
@@ -165,6 +170,10 @@ class RunActions:
 
     def save(self) -> None:
         """Write a checkpoint, in the background where that was asked for."""
+        with self.run.progress.patiently("saving a checkpoint"):
+            self._save()
+
+    def _save(self) -> None:
         run, state, options = self.run, self.run.state, self.run.config.checkpoint
         report = save_checkpoint(
             self.folder.checkpoints,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +11,7 @@ import torch
 from redline.attention import Calibration
 from redline.build import CompileLog, assemble, choose_attention, compile_blocks, open_device
 from redline.choice import Choice
-from redline.comm import Groups, Progress, World, close_world, first_then_all, open_groups, together
+from redline.comm import Groups, Progress, Watchdog, World, close_world, first_then_all, open_groups, together
 from redline.config import Environment, Parsed, RunConfig, check, notices, raise_problems
 from redline.data import DataSplits, Microbatch, StdlibCorpus
 from redline.errors import ConfigError
@@ -45,7 +46,7 @@ class OpenRun:
     Attributes:
         config: with the checkpoint's model shape, if that was asked for.
         groups: the ranks it runs on.
-        progress: where this rank stands.
+        progress: where this rank stands; watchdog: tells the others.
         schedules: the plan's, or the resumed checkpoint's.
         corpus: the demo corpus, None with other data.
         start: the checkpoint it began with.
@@ -57,6 +58,7 @@ class OpenRun:
     config: RunConfig
     groups: Groups
     progress: Progress
+    watchdog: Watchdog
     device: torch.device
     hardware: Hardware
     plan: Plan
@@ -97,13 +99,21 @@ class OpenRun:
 
     def batches(self) -> Generator[list[Microbatch], None, None]:
         """The microbatches of every step that is left; closing it stops the threads that make them."""
-        return step_batches(
+        made = step_batches(
             self.splits.train,
             self.plan.batch,
             self.state.consumed_samples,
             num_workers=self.config.data.num_workers,
             dp_rank=self.groups.dp.index,
         )
+        with closing(made):
+            while True:
+                self.progress.step = self.state.iteration + 1
+                self.progress.begins("preparing data")
+                microbatches = next(made, None)
+                if microbatches is None:
+                    return
+                yield microbatches
 
 
 def open_run(parsed: Parsed, environment: Environment, say: Say) -> OpenRun:
@@ -183,6 +193,7 @@ def open_run(parsed: Parsed, environment: Environment, say: Say) -> OpenRun:
         config=config,
         groups=groups,
         progress=progress,
+        watchdog=_watchdog(config, world, groups, progress),
         device=device,
         hardware=hardware,
         plan=plan,
@@ -195,6 +206,17 @@ def open_run(parsed: Parsed, environment: Environment, say: Say) -> OpenRun:
         compiled=compiled,
         choices=(*choices, *splits.choices),
         say=say,
+    )
+
+
+def _watchdog(config: RunConfig, world: World, groups: Groups, progress: Progress) -> Watchdog:
+    return Watchdog(
+        world.store,
+        groups.rank,
+        groups.world.size,
+        progress,
+        steady_s=config.parallel.hang_timeout_seconds,
+        patient_s=60 * config.parallel.startup_timeout_minutes,
     )
 
 

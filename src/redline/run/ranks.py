@@ -32,9 +32,10 @@ def join_ranks(
         attempt=environment.attempt,
         timeout_s=60 * parallel.distributed_timeout_minutes,
     )
+    hang = f"{parallel.hang_timeout_seconds:g} s ({parallel.startup_timeout_minutes:g} min at the start)"
     why = (
         f"{environment.local_world_size} on this machine; a collective waits up to "
-        f"{parallel.distributed_timeout_minutes:g} min"
+        f"{parallel.distributed_timeout_minutes:g} min, a rank that hangs ends all after {hang}"
     )
     ranks = Choice("ranks", "auto", str(meeting.world_size), why)
     return open_world(meeting, backend.ran, device), (ranks, backend)

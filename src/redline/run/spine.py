@@ -14,8 +14,9 @@ from typing import Any
 from redline.build import compile_failure_explained
 from redline.checkpoint import AsyncWriter
 from redline.comm import close_world, from_first, largest, together
+from redline.comm.transport import DistError, is_transport
 from redline.config import Parsed, RunConfig, read_environment, to_toml
-from redline.errors import TrainingError
+from redline.errors import RedlineError, TrainingError
 from redline.files import os_errors_as, write_text_atomic
 from redline.ledger import Ledger, open_ledger, read_summary, write_summary
 from redline.run.actions import RunActions
@@ -24,6 +25,7 @@ from redline.run.folder import RunFolder, check_folder, goes_on, name_run, open_
 from redline.run.memory import memory_history, out_of_memory_explained
 from redline.run.opening import OpenRun, open_run
 from redline.run.profiling import Profiling
+from redline.run.restart import restarted
 from redline.run.sinks import open_sinks
 from redline.run.summary import summarize, tensorboard_folder
 from redline.step import SignalWatch, StopConditions, train
@@ -38,7 +40,9 @@ def run(parsed: Parsed) -> dict[str, Any] | None:
     Raises: RedlineError for whatever cannot be obeyed or stops the run.
     """
     started = time.perf_counter()
-    options, environment = parsed.config.checkpoint, read_environment()
+    environment = read_environment()
+    parsed = restarted(parsed, environment)
+    options = parsed.config.checkpoint
     if (
         options.save is not None and environment.rank == 0
     ):  # before anything is loaded, which may take minutes
@@ -52,7 +56,7 @@ def run(parsed: Parsed) -> dict[str, Any] | None:
 
 def train_opened(run: OpenRun, started: float) -> dict[str, Any] | None:
     """Step to the end, with everything written to the run folder."""
-    with _entered(run) as folder:
+    with run.watchdog, _failure_told(run), _entered(run) as folder:
         leads = run.groups.rank == 0
         total = run.plan.batch.total_iterations
         done = run.state.iteration >= total and from_first(run.groups.control, folder.summary.exists)
@@ -60,11 +64,38 @@ def train_opened(run: OpenRun, started: float) -> dict[str, Any] | None:
             say(f"run folder: {folder.root}")
         if not done:
             with out_of_memory_explained(run.config, run.plan, run.hardware):
-                return _train_in(folder, run, started)
+                summary = _train_in(folder, run, started)
+            with run.progress.patiently("waiting for the other ranks to end"):
+                together(run.groups.control, lambda: None)
+            return summary
         if not leads:
             return None
         say(f"nothing is left to train: all {total} steps are done; give more with --train-iters.")
         return read_summary(folder.summary)
+
+
+@contextmanager
+def _failure_told(run: OpenRun) -> Iterator[None]:
+    """A rank that fails says so to the others; one whose collective fails says which rank is behind it."""
+    if run.groups.world.size == 1:
+        yield
+        return
+    try:
+        yield
+    except RedlineError as error:
+        if not error.everywhere:
+            run.watchdog.report(error)
+        raise
+    except DistError as error:
+        raise run.watchdog.explain(error) from error
+    except RuntimeError as error:
+        if not is_transport(error):
+            run.watchdog.report(error)
+            raise
+        raise run.watchdog.explain(error) from error
+    except Exception as error:
+        run.watchdog.report(error)
+        raise
 
 
 @contextmanager

@@ -116,6 +116,8 @@ class TrainStep:
         if state.fp8 is not None:
             state.fp8.step()
         self._free_cache(2)
+        progress.patient = False  # the first step has ended
+        progress.begins("after the step")
         num_samples = sum(batch.num_samples for batch in microbatches) * self._dp.size
         num_counted, num_tokens, *scores = counts.tolist()
         self._advance(result, num_samples, num_counted)

@@ -1,0 +1,227 @@
+"""A rank that dies or stands still ends the whole job, with its name: no hang without a cause.
+
+A thread of every rank tells the store, twice a second, where its rank stands: step, last operation, and a
+beat that shows that the process lives. It ends its own process, whatever the main thread waits for, when
+
+    its rank has begun nothing new for longer than the limit,
+    another rank's beat has stood still for longer than the limit (rank 0 watches, and tells all),
+    another rank has reported its failure.
+
+What it says names the rank that is behind, its step and its operation. Two limits hold: a patient one for the
+start up to the end of the first step, evaluations and saves, and a steady one for everything else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from types import TracebackType
+
+from torch._C._distributed_c10d import Store
+
+from redline.comm.progress import Progress
+from redline.errors import TrainingError
+
+POLL_S = 0.5
+STDERR = 2
+FAILURE = "failure"
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a rank stood when its thread last told: for how long (`for_s`) it had been at it by then."""
+
+    rank: int
+    step: int = 0
+    operation: str = "nothing yet"
+    count: int = -1
+    for_s: float = 0.0
+    beat: int = 0
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} at step {self.step}, {self.operation}"
+
+
+class Watchdog:
+    """Watches over all ranks from within one; a context manager around everything they do together.
+
+    Args:
+        store: that all ranks reach; None on one process, which has nobody to wait for.
+        progress: of this rank.
+        steady_s, patient_s: the limits.
+        end: called with the error that ends this process; it does not return.
+        poll_s: between looks.
+    """
+
+    def __init__(
+        self,
+        store: Store | None,
+        rank: int,
+        world_size: int,
+        progress: Progress,
+        *,
+        steady_s: float,
+        patient_s: float,
+        end: Callable[[TrainingError], None] | None = None,
+        poll_s: float = POLL_S,
+    ) -> None:
+        self._store, self._rank, self._world_size, self._progress = store, rank, world_size, progress
+        self._steady_s, self._patient_s, self._poll_s = steady_s, patient_s, poll_s
+        self._end = end or _end_process
+        self._over = threading.Event()
+        self._beats: dict[int, tuple[int, float]] = {}
+        self._beat = 0
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+
+    def __enter__(self) -> Watchdog:
+        if self._store is not None:
+            self._tell()
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def report(self, error: BaseException) -> None:
+        """Tell the other ranks that this one has failed by itself, so that they end and say why."""
+        if self._store is not None:
+            what = f"{self._own()}: {type(error).__name__}: {error}"
+            self._store.compare_set(FAILURE, "", what)
+
+    def explain(self, error: BaseException) -> TrainingError:
+        """What is behind a collective that failed here: the rank that reported, or whose beat has stopped."""
+        failure = dead = None
+        for _ in range(5):
+            before = {each.rank: each.beat for each in self._standings()}
+            self._over.wait(3 * self._poll_s)
+            failure = self._failure()
+            dead = [each for each in self._standings() if each.beat == before.get(each.rank)]
+            dead = [each for each in dead if each.rank != self._rank]
+            if failure or dead:
+                break
+        if failure:
+            return _failed(failure)
+        if dead:
+            return self._dead(dead)
+        return TrainingError(
+            f"a collective failed on {self._own()}.",
+            why=str(error).strip().splitlines()[0],
+            mend="look at the other ranks' messages, then resume with --load and --save of the run folder.",
+        )
+
+    def _watch(self) -> None:
+        while not self._over.wait(self._poll_s):
+            try:
+                found = self._look()
+            except Exception as lost:  # whatever the store raises: without it no rank can go on
+                found = TrainingError(
+                    f"{self._own()} has lost the store that all ranks meet at.",
+                    why=f"the process that served it is gone ({str(lost).splitlines()[0]}).",
+                    mend="look at rank 0's messages, then resume with --load and --save of the run folder.",
+                )
+            if found is not None and not self._over.is_set():
+                self._end(found)
+                return
+
+    def _look(self) -> TrainingError | None:
+        self._tell()
+        failure = self._failure()
+        if failure:
+            return _failed(failure)
+        stuck_s, limit_s = time.monotonic() - self._progress.since, self._limit_s()
+        if stuck_s > limit_s:
+            return self._stuck(limit_s)
+        if self._rank == 0:
+            dead = self._stopped(limit_s)
+            if dead:
+                return self._dead(dead)
+        return None
+
+    def _limit_s(self) -> float:
+        return self._patient_s if self._progress.patient else self._steady_s
+
+    def _own(self) -> Standing:
+        at = self._progress
+        for_s = time.monotonic() - at.since
+        return Standing(self._rank, at.step, at.operation, at.count, for_s, self._beat)
+
+    def _tell(self) -> None:
+        assert self._store is not None
+        self._beat += 1
+        own = self._own()
+        told = [own.step, own.operation, own.count, own.for_s, own.beat]
+        self._store.set(_key(self._rank), json.dumps(told))
+
+    def _standings(self) -> list[Standing]:
+        assert self._store is not None
+        keys = [_key(rank) for rank in range(self._world_size)]
+        there = [rank for rank, key in enumerate(keys) if self._store.check([key])]
+        return [Standing(rank, *json.loads(self._store.get(keys[rank]))) for rank in there]
+
+    def _stopped(self, limit_s: float) -> list[Standing]:
+        """The ranks whose beat has not changed for longer than the limit."""
+        now, stopped = time.monotonic(), []
+        for each in self._standings():
+            beat, since = self._beats.get(each.rank, (-1, now))
+            if each.beat != beat:
+                self._beats[each.rank] = (each.beat, now)
+            elif now - since > limit_s:
+                stopped.append(each)
+        return stopped
+
+    def _failure(self) -> str:
+        assert self._store is not None
+        return self._store.get(FAILURE).decode() if self._store.check([FAILURE]) else ""
+
+    def _dead(self, dead: list[Standing]) -> TrainingError:
+        what = f"{dead[0]}, no longer answers"
+        others = f"; so do {len(dead) - 1} more ranks" if len(dead) > 1 else ""
+        error = TrainingError(
+            f"{what}{others}.",
+            why="its process has ended or is stopped, and the other ranks cannot go on without it.",
+            mend="look for its last message, then resume with --load and --save of the run folder.",
+        )
+        self.report(error)
+        return error
+
+    def _stuck(self, limit_s: float) -> TrainingError:
+        """The rank that has begun least is what the others wait for."""
+        standings = self._standings()
+        behind = min(standings, key=lambda each: (each.step, each.count))
+        ahead = max(standings, key=lambda each: (each.step, each.count))
+        flag = "--startup-timeout-minutes" if self._progress.patient else "--hang-timeout-seconds"
+        error = TrainingError(
+            f"nothing has happened for {limit_s:g} s: {behind}, is furthest behind.",
+            why=f"it began that {behind.for_s:.0f} s ago or more; the foremost is {ahead}.",
+            mend=f"if that may take so long, raise {flag}; else look at that rank, then resume.",
+        )
+        self.report(error)
+        return error
+
+
+def _key(rank: int) -> str:
+    return f"standing/{rank}"
+
+
+def _failed(failure: str) -> TrainingError:
+    return TrainingError(
+        f"another rank has failed: {failure.splitlines()[0]}",
+        why="the ranks cannot go on without each other.",
+        mend="mend what it names, then resume with --load and --save of the run folder.",
+    )
+
+
+def _end_process(error: TrainingError) -> None:
+    """End at once: the main thread may wait for ever in a collective. Checkpoints are whole or ignored."""
+    with suppress(OSError):
+        os.write(STDERR, f"{error}\n".encode())
+    os._exit(error.exit_code)

@@ -1,0 +1,120 @@
+"""A rank that hangs, dies or fails ends the job within the limit, and is named with step and operation."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from redline.checkpoint import find_latest
+from redline.config import Environment
+from redline.data import Microbatch, Source
+from redline.errors import RedlineError
+from redline.run import open_run, train_opened
+from redline.run.restart import restarted
+
+from .ranks import fork_ranks, on_ranks
+from .tiny import parsed
+
+pytestmark = pytest.mark.usefixtures("no_measuring")
+LIMIT_S = 4.0
+VALUES = {
+    "fp64": True, "micro_batch_size": 1, "train_iters": 6, "save_interval": 1, "async_save": False,
+    "hang_timeout_seconds": LIMIT_S, "startup_timeout_minutes": 1.0,
+}  # fmt: skip
+STEP_3 = 8  # samples consumed by the two steps before
+
+
+def sleep() -> None:
+    time.sleep(600)
+
+
+def die() -> None:
+    time.sleep(2)  # where a rank stands is told twice a second
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fail() -> None:
+    raise ValueError("a page of the data is torn")
+
+
+def misbehaving(folder: Path, at_step_3: Callable[[], None]) -> Callable[[Environment], Any]:
+    """A run whose second rank does that when it prepares step 3."""
+
+    def work(environment: Environment) -> Any:
+        read = Source.batch
+
+        def batch(source: Source, start: int, count: int) -> Microbatch:
+            if environment.rank == 1 and start >= STEP_3:
+                at_step_3()
+            return read(source, start, count)
+
+        Source.batch = batch  # type: ignore[method-assign]
+        try:
+            values = parsed({**VALUES, "save": str(folder)})
+            train_opened(open_run(values, environment, lambda _: None), 0.0)
+        except RedlineError as error:
+            os.write(2, f"{error}\n".encode())
+            os._exit(error.exit_code)
+
+    return work
+
+
+def ends(folder: Path, at_step_3: Callable[[], None], within_s: float) -> tuple[list[int], list[str]]:
+    """Exit codes and last words of two ranks, after which the checkpoint of step 2 is whole."""
+    started = time.monotonic()
+    codes, said = fork_ranks(2, misbehaving(folder, at_step_3))
+    assert time.monotonic() - started < within_s
+    found = find_latest(folder / "checkpoints", verify=True).folder
+    assert found is not None and found.name == "iter_0000002"
+    return codes, said
+
+
+def test_b117_a_rank_that_hangs_is_named(tmp_path: Path) -> None:
+    codes, said = ends(tmp_path / "run", sleep, within_s=LIMIT_S + 40)
+    assert codes == [1, 1]
+    for words in said:
+        assert "rank 1 at step 3, preparing data" in words, said
+
+
+def test_a_rank_that_dies_is_named(tmp_path: Path) -> None:
+    codes, said = ends(tmp_path / "run", die, within_s=LIMIT_S + 40)
+    assert codes == [1, -signal.SIGKILL]
+    assert "rank 1 at step 3, preparing data, no longer answers" in said[0], said
+
+
+def test_a_rank_that_fails_is_quoted_and_the_next_attempt_resumes(tmp_path: Path) -> None:
+    """The cause, not the closed connection, is what the other rank says; attempt 2 goes on by itself."""
+    codes, said = ends(tmp_path / "run", fail, within_s=LIMIT_S + 40)
+    assert 0 not in codes
+    assert (
+        "rank 1 at step 3, preparing data" in said[0] and "ValueError: a page of the data is torn" in said[0]
+    ), said
+
+    def again(environment: Environment) -> Any:
+        second = replace(environment, attempt=1)
+        values = restarted(parsed({**VALUES, "save": str(tmp_path / "run")}), second)
+        run = open_run(values, second, lambda _: None)
+        begun = run.state.iteration
+        train_opened(run, 0.0)
+        return begun, run.state.iteration
+
+    assert on_ranks(2, again) == [(2, 6), (2, 6)]
+
+
+def test_an_attempt_without_a_folder_says_so() -> None:
+    with pytest.raises(RedlineError, match="attempt 2 of this run cannot go on"):
+        restarted(parsed({}), Environment(attempt=1))
+
+
+@pytest.fixture(autouse=True)
+def unpatched() -> Iterator[None]:
+    read = Source.batch
+    yield
+    assert Source.batch is read, "only the forked ranks misbehave"
