@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Attention on one GPU: tests against float64, the bench, whole steps by backend. Results go to $OUT as JSON and XML.
+# Attention on one GPU: tests against float64, the bench, whole steps by backend. Results go to $OUT as JSON, XML.
 # usage: OUT=dir benchmarks/gpu_attention.sh [tests] [bench] [full] [tune] [steps]   (default: tests and bench, 6 minutes)
 set -u
 cd "$(dirname "$0")/.."
@@ -9,13 +9,13 @@ PYTHON="${PYTHON:-python}"
 [ $# -eq 0 ] && set -- tests bench
 
 tests() {
-  timeout 200 "$PYTHON" -m pytest tests/attention -n "${WORKERS:-8}" -o addopts="" --import-mode=importlib -q -rs \
+  timeout 210 "$PYTHON" -m pytest tests/attention -n "${WORKERS:-12}" -o addopts="" --import-mode=importlib -q -rs \
     --durations=5 --junitxml="$OUT/attention-tests.xml" > "$OUT/attention-tests.txt" 2>&1
   echo "tests: rc $?"; tail -40 "$OUT/attention-tests.txt"
 }
 
 bench() {
-  timeout 150 "$PYTHON" -m redline bench attention --quick --out "$OUT/attention-quick.json"
+  timeout 140 "$PYTHON" -m redline bench attention --quick --out "$OUT/attention-quick.json"
   echo "bench: rc $?"
 }
 
