@@ -37,7 +37,7 @@ def test_flags_count(capsys):
 def test_text(capsys):
     assert main(["--preset", "gpt2-124m", "--gpu", "l4", "--tensors"]) == 0
     text = capsys.readouterr().out
-    kept = "attention.core: probabilities"
+    kept = "attention.core: "
     for part in ("124,439,808", "attention full", kept, "fits", "Megatron's report"):
         assert part in text, part
 
@@ -53,7 +53,7 @@ def test_help(capsys):
         (["--num-layers", "2", "--hidden-size", "64", "--num-attention-heads", "4"], "vocabulary-stated"),
         (["--preset", "llama3-8b", "--gpu", "h1000"], "no data sheet"),
         (["--preset", "llama3-8b", "--gpu"], "--gpu needs a value"),
-        (["--preset", "llama3-8b", "--tensor-model-parallel-size", "2"], "tensor-parallel"),
+        (["--preset", "llama3-8b", "--tensor-model-parallel-size", "2"], "ranks-arranged"),
         (["--preset", "llama3-8b", "--no-such-flag"], "--no-such-flag"),
     ],
 )
@@ -73,3 +73,55 @@ def test_neither_torch_nor_numpy_is_needed():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "8,030,261,248" in done.stdout
+
+
+def test_against_a_run(capsys, tmp_path):
+    """The measured peak stands beside the prediction, by class."""
+    summary = {
+        "name": "a run",
+        "measured_memory_bytes": 60 << 30,
+        "measured_memory": {"weights": 2_471_629_056, "kept_in_reserve": 1 << 30},
+        "memory_measure": "peak allocated by PyTorch on the GPU",
+        "predicted_memory": {"total": 59 << 30},
+    }
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    words = ["--preset", "llama3.2-1b", "--gpu", "h200", "--against", str(tmp_path)]
+    found = document(capsys, *words)
+    against = found["against"]
+    assert against["measured_peak_bytes"] == 60 << 30 and against["predicted_by_the_run"] == 59 << 30
+    assert against["predicted_over_measured"] == found["memory"]["total"] / (60 << 30)
+    assert main(words) == 0
+    text = capsys.readouterr().out
+    assert "against the run a run" in text and "60.00 GiB" in text and "kept in reserve" in text
+    with pytest.raises(ConfigError, match="summary.json|nothing"):
+        main([*words[:-1], str(tmp_path / "nothing")])
+
+
+def test_stages_of_a_layout(capsys):
+    """The first stage has the most microbatches in flight, the last the logits; middle ones no vocabulary."""
+    words = (
+        "--preset llama3-70b --bf16 --tensor-model-parallel-size 8 --pipeline-model-parallel-size 4 "
+        "--sequence-parallel --use-distributed-optimizer --global-batch-size 128 --gpus 64"
+    )
+    first, second, third, last = document(capsys, *words.split())["stages"]
+    assert first["activations"] > second["activations"] > third["activations"] > last["activations"]
+    assert first["logits"] == third["logits"] == 0 < last["logits"]
+    assert first["weights"] == last["weights"] > second["weights"] == third["weights"]
+    total = sum(stage["weights"] for stage in (first, second, third, last)) * 8 / 2
+    assert total == pytest.approx(70_553_706_496, rel=0.01)
+    assert main(words.split()) == 0 and "stage 3 of 64 ranks" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="--gpus zero"):
+        main(["--preset", "llama3-70b", "--gpus", "zero"])
+
+
+def test_experts_are_divided_by_their_own_ranks(capsys):
+    """B079: Mixtral 8x7B at tp 4, ep 8: a GPU holds the experts over ep x etp, the rest over tp."""
+    words = (
+        "--preset llama3-8b --vocab-size 32000 --num-experts 8 --moe-ffn-hidden-size 14336 "
+        "--tensor-model-parallel-size 4 --expert-model-parallel-size 8 --expert-tensor-parallel-size 1 "
+        "--sequence-parallel --global-batch-size 16 --gpus 32"
+    )
+    (stage,) = document(capsys, *words.split())["stages"]
+    experts = 32 * 8 * 3 * 4096 * 14336
+    dense = 46_702_792_704 - experts
+    assert stage["weights"] == pytest.approx(2 * (experts / 8 + dense / 4), rel=0.01)

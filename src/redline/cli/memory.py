@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from redline.config import DEMO_VOCAB_SIZE, InvalidConfigError, Problem, RunConfig, parse_args, with_values
 from redline.config.rules import refusals
 from redline.errors import ConfigError
+from redline.files import os_errors_as
 from redline.formulas.activations import Held
 from redline.formulas.megatron import (
     MegatronLayout,
@@ -19,16 +21,22 @@ from redline.formulas.megatron import (
 )
 from redline.formulas.memory import activation_table
 from redline.hardware import SHEETS, Hardware, detect_cpu, glance, hardware_named
+from redline.ledger import read_summary
 from redline.plan import Plan, make_plan
+from redline.plan.cost_memory import stage_memories
+from redline.plan.cost_setup import setup_of
 from redline.units import format_bytes, format_count
 
 USAGE = """\
-usage: redline memory [CONFIG.toml] [--flags of redline train] [--gpu NAME] [--tensors] [--json]
+usage: redline memory [CONFIG.toml] [--flags of redline train] [--gpu NAME] [--gpus N] [--tensors]
+                      [--against RUN_DIR] [--json]
 
 Parameters, FLOPs (floating-point operations) and the predicted peak memory of training on one device, part
 by part. Nothing is allocated, and neither torch nor a GPU is needed.
 
   --gpu NAME   the device to plan for, for example h100, a100, rtx4090 (default: this machine's)
+  --gpus N     ranks in all: with tp, pp, cp, ep or --use-distributed-optimizer, memory by pipeline stage
+  --against D  put the peak that the run in D measured beside the prediction
   --tensors    also list every tensor that is kept from the forward for the backward pass
   --json       print one JSON document
 
@@ -45,17 +53,85 @@ def main(argv: Sequence[str]) -> int:
         print(USAGE)
         return 0
     as_json, tensors = _take_switch(words, "--json"), _take_switch(words, "--tensors")
-    gpu = _take_value(words, "--gpu")
+    gpu, against = _take_value(words, "--gpu"), _take_value(words, "--against")
+    gpus = _number(_take_value(words, "--gpus"))
     config = parse_args(words, training=False).config
+    if gpus is not None:
+        return _stages(config, gpus, as_json)
     if refused := refusals(config):  # what training cannot obey, the prediction does not model
         raise InvalidConfigError(refused)
     hardware = _hardware(config, gpu)
     plan = make_plan(_with_length(config), hardware, _vocab_size(config))
+    run = None if against is None else _run_summary(Path(against))
     if as_json:
-        print(json.dumps(document(plan, hardware, tensors), indent=2, allow_nan=False))
+        report = document(plan, hardware, tensors)
+        if run is not None:
+            report["against"] = comparison(plan, run)
+        print(json.dumps(report, indent=2, allow_nan=False))
     else:
         _print(plan, hardware, tensors)
+        if run is not None:
+            _print_against(plan, run)
     return 0
+
+
+def comparison(plan: Plan, run: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run measured, beside this prediction and the one it made itself."""
+    peak = run.get("measured_memory_bytes")
+    return {
+        "run": run["name"],
+        "measured_peak_bytes": peak,
+        "measured": run.get("measured_memory"),
+        "measure": run.get("memory_measure"),
+        "predicted_by_the_run": (run.get("predicted_memory") or {}).get("total"),
+        "predicted_over_measured": plan.memory.total / peak if peak else None,
+    }
+
+
+def _run_summary(folder: Path) -> dict[str, Any]:
+    """The summary of a finished run."""
+    path = folder / "summary.json" if folder.is_dir() else folder
+    with os_errors_as(ConfigError, path, "read"):
+        found = read_summary(path)
+    return found
+
+
+def _print_against(plan: Plan, run: Mapping[str, Any]) -> None:
+    from redline.cli.console import ReportConsole
+    from redline.report.text import memory_table
+
+    peak = run.get("measured_memory_bytes")
+    table = memory_table(plan.memory.as_dict(), run.get("measured_memory"), peak)
+    table.title = f"against the run {run['name']}"
+    if peak:
+        table.add_row("predicted / measured", f"{plan.memory.total / peak:.3f}", "")
+    ReportConsole().print(table)
+
+
+def _stages(config: RunConfig, gpus: int, as_json: bool) -> int:
+    """Memory of each pipeline stage's fullest rank on `gpus` ranks."""
+    setup = setup_of(config, gpus, vocab_size=config.model.vocab_size)
+    stages = stage_memories(setup)
+    if as_json:
+        print(json.dumps({"stages": [stage.as_dict() for stage in stages]}, indent=2))
+        return 0
+    from redline.cli.console import ReportConsole
+    from redline.report.text import key_values
+
+    console, grid = ReportConsole(), setup.grid
+    layout = f"{gpus} ranks: tp {grid.tp}, pp {grid.pp}, cp {grid.cp}, ep {grid.ep}, dp {grid.dp}"
+    for number, stage in enumerate(stages):
+        rows = ((name, format_bytes(size)) for name, size in stage.as_dict().items() if size)
+        console.print(key_values(f"stage {number} of {layout}", rows))
+    return 0
+
+
+def _number(text: str | None) -> int | None:
+    if text is None:
+        return None
+    if not text.isdigit() or not int(text):
+        raise ConfigError(f"--gpus {text} is no number of devices.", mend="write for example --gpus 64.")
+    return int(text)
 
 
 def document(plan: Plan, hardware: Hardware, tensors: bool = False) -> dict[str, Any]:

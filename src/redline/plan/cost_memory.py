@@ -104,6 +104,36 @@ def rank_memory(setup: Setup) -> RankMemory:
     return RankMemory(**state, activations=activations, logits=logits, runtime=RUNTIME)
 
 
+def stage_memories(setup: Setup) -> tuple[RankMemory, ...]:
+    """Peak bytes of a rank of every pipeline stage, the first to the last.
+
+    The first holds the embedding and the most microbatches in flight, the last the head and the logits.
+    """
+    pp, whole = setup.grid.pp, rank_memory(setup)
+    if pp == 1:
+        return (whole,)
+    held, shape = rank_parameters(setup), setup.shape
+    body = held.dense + held.expert
+    vocab = shape.padded_vocab_size * shape.hidden / setup.grid.tp
+    found = []
+    for stage in range(pp):
+        ends = stage in (0, pp - 1)  # a tied embedding stands on both
+        share = 1.0 if ends or not body else max(0.0, 1 - vocab / body)
+        flying = in_flight(setup) if setup.vpp > 1 else min(setup.num_microbatches, pp - stage)
+        activations = flying * chunk_bytes(setup) * (1 + FRAGMENTATION)
+        found.append(
+            RankMemory(
+                weights=whole.weights * share,
+                gradients=whole.gradients * share,
+                optimizer=whole.optimizer * share,
+                activations=activations,
+                logits=logits_bytes(setup) if stage == pp - 1 else 0.0,
+                runtime=whole.runtime,
+            )
+        )
+    return tuple(found)
+
+
 def in_flight(setup: Setup) -> float:
     """Chunks of layers (a stage's, or a virtual stage's) whose activations the first stage holds at most."""
     pp, vpp, M = setup.grid.pp, setup.vpp, setup.num_microbatches

@@ -124,25 +124,47 @@ def _mfu(facts: Mapping[str, Any]) -> str:
 
 
 def _memory(document: Mapping[str, Any]) -> Table:
-    table = new_table("memory")
-    table.add_column()
-    table.add_column(justify="right", no_wrap=True)
-    table.show_header = False
     predicted = document.get("predicted_memory") or {}
-    for name, num_bytes in predicted.get("parts", {}).items():
-        if num_bytes:
-            table.add_row(name.replace("_", " "), format_bytes(num_bytes))
-    if predicted:
-        table.add_section()
-        table.add_row("predicted peak", format_bytes(predicted["total"]), style="bold")
-    measured = document.get("measured_memory_bytes")
-    if measured is not None:
+    measured, peak = document.get("measured_memory") or {}, document.get("measured_memory_bytes")
+    table = memory_table(predicted, measured, peak)
+    if peak is not None:
         how = f" ({document['memory_measure']})" if document.get("memory_measure") else ""
-        table.add_row(f"measured peak{how}", format_bytes(measured), style="bold")
-        if predicted.get("total") and measured and document["hardware"].get("kind") == "cuda":
+        table.caption = f"measured{how}"
+        if predicted.get("total") and peak and document["hardware"].get("kind") == "cuda":
             # On a CPU the measure counts whatever else the process holds, so their ratio would say little.
-            table.add_row("predicted / measured", f"{predicted['total'] / measured:.2f}")
+            table.add_row("predicted / measured", f"{predicted['total'] / peak:.2f}", "")
     return table
+
+
+def memory_table(predicted: Mapping[str, Any], measured: Mapping[str, int] | None, peak: int | None) -> Table:
+    """Prediction and measurement by class, side by side.
+
+    Args:
+        predicted: StageMemory.as_dict().
+        measured: bytes by class of a run; the classes that a step adds come as one sum.
+        peak: measured in all.
+    """
+    table = new_table("memory")
+    table.add_column("class")
+    for header in ("predicted", "measured"):
+        table.add_column(header, justify="right", no_wrap=True)
+    left = dict(measured or {})
+    for name, num_bytes in predicted.get("parts", {}).items():
+        if num_bytes or left.get(name):
+            found = left.pop(name, None)
+            table.add_row(name.replace("_", " "), format_bytes(num_bytes), _bytes_or_blank(found))
+    for name, num_bytes in left.items():
+        if num_bytes:
+            table.add_row(name.replace("_", " "), "", format_bytes(num_bytes))
+    if predicted or peak is not None:
+        total = predicted.get("total")
+        table.add_section()
+        table.add_row("peak", _bytes_or_blank(total), _bytes_or_blank(peak), style="bold")
+    return table
+
+
+def _bytes_or_blank(num_bytes: int | None) -> str:
+    return "" if num_bytes is None else format_bytes(num_bytes)
 
 
 def _choices(choices: Sequence[Mapping[str, str]]) -> Table:

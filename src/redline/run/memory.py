@@ -13,11 +13,20 @@ from redline.config import InvalidConfigError, LoggingConfig, Problem, RunConfig
 from redline.errors import TrainingError
 from redline.files import os_errors_as
 from redline.hardware import Hardware
+from redline.optim import FlatBuffers, Kind
 from redline.plan import Plan
 from redline.plan.lighter import advice, least_needed, lighter_changes
 from redline.units import format_bytes
 
 STATUS, CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+# As formulas/state.py names them.
+STATE_CLASSES: dict[str, Kind] = {
+    "weights": "param",
+    "main_params": "main_param",
+    "main_grads": "main_grad",
+    "exp_avg": "exp_avg",
+    "exp_avg_sq": "exp_avg_sq",
+}
 CPU_FAILURE = "DefaultCPUAllocator"
 RESET_PEAK = "5"  # proc(5): writing 5 sets VmHWM back to the current resident size
 
@@ -77,6 +86,25 @@ def _resident(field: str) -> int:
 
 def _max_rss() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def measured_memory(meter: MemoryMeter, buffers: FlatBuffers) -> dict[str, int]:
+    """The peak by class: what is always held, by the size of its buffers, and what a step adds to it.
+
+    On a GPU also what the allocator keeps in reserve beside the peak. On a CPU the peak is the growth of the
+    process, so that "activations and workspace" is what remains of that.
+    """
+    held: dict[str, int] = {}
+    seen: set[int] = set()
+    for name, kind in STATE_CLASSES.items():
+        flats = [flat for flat in buffers.flat(kind) if flat.data_ptr() not in seen]
+        seen.update(flat.data_ptr() for flat in flats)
+        held[name] = sum(flat.nbytes for flat in flats)
+    peak = meter.peak_bytes()
+    held["activations_and_workspace"] = max(0, peak - sum(held.values()))
+    if meter.device.type == "cuda":
+        held["kept_in_reserve"] = max(0, torch.cuda.max_memory_reserved(meter.device) - peak)
+    return held
 
 
 @contextmanager

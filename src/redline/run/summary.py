@@ -12,6 +12,7 @@ import redline
 from redline.formulas.flops import Convention, TokenFlops
 from redline.ledger import Ledger, RunSummary, StepAccount, ValidRecord, mfu
 from redline.run.folder import RunFolder
+from redline.run.memory import measured_memory
 from redline.run.opening import OpenRun
 from redline.run.profiling import ledger_of
 
@@ -74,6 +75,9 @@ def summarize(
             "numpy": version("numpy"),
         },
         extra={
+            "measured_memory": measured_memory(run.meter, state.optimizer.buffers)
+            if statistics.steps
+            else None,
             "nonfinite_steps": state.nonfinite_steps,
             "compiled": run.compiled and run.compiled.as_dict(),
             "ledger": ledger_of(account),
