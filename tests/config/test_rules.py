@@ -223,7 +223,16 @@ CASES: dict[str, list[tuple[str, str]]] = {
         (f"--recompute-activations --recompute-modules {name}", "--recompute-activations")
         for name in ("moe", "mla_up_proj")
     ],
-    "recompute-or-offload": [("--recompute-activations --cpu-offloading", "--cpu-offloading")],
+    "offloaded-layers-stated": [
+        ("--cpu-offloading", "--cpu-offloading --cpu-offloading-num-layers 1"),
+        ("--cpu-offloading --cpu-offloading-num-layers 99", "--cpu-offloading --cpu-offloading-num-layers 1"),
+    ],
+    "compiled-blocks-stay": [
+        (
+            "--cpu-offloading --cpu-offloading-num-layers 1 --use-torch-compile",
+            "--cpu-offloading --cpu-offloading-num-layers 1",
+        ),
+    ],
     "graphs-and-full-recompute": [
         (
             f"{FULL} --cuda-graph-impl {impl}",

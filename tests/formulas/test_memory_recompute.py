@@ -87,3 +87,18 @@ def test_what_full_recompute_keeps():
     ):
         kept = total_bytes(saved_by_layers(LLAMA3_8B, replace(run, recompute=choice)))
         assert kept == units * stream + rest * layer
+
+
+@pytest.mark.parametrize("recompute", [NOTHING, full("uniform", 1), full("block", 8)])
+def test_offloaded_layers_leave_two_of_them_behind(recompute):
+    run = MicrobatchShape(seq_length=4096, fused=WITHOUT_LOGITS, recompute=recompute)
+    kept = [
+        total_bytes(saved_by_layers(LLAMA3_8B, replace(run, offload_layers=layers))) for layers in range(33)
+    ]
+    assert kept == sorted(kept, reverse=True) and kept[32] > 0
+    assert kept[30] == kept[31] == kept[32]
+    peaks = [
+        training_memory(LLAMA3_8B, replace(run, offload_layers=layers), StateDtypes()).total
+        for layers in (0, 16, 32)
+    ]
+    assert peaks == sorted(peaks, reverse=True)

@@ -245,6 +245,8 @@ FULL = {"recompute_granularity": "full", "recompute_method": "uniform", "recompu
 RECOMPUTE = {
     "recompute": see(observe.plan),
     "memory_budget": see(observe.plan),
+    "cpu_offloading": see(observe.plan, instead={"cpu_offloading_num_layers": 2}),
+    "cpu_offloading_num_layers": see(observe.plan, value=2, cpu_offloading=True, cpu_offloading_num_layers=1),
     "recompute_granularity": see(observe.plan, value="selective"),
     "recompute_modules": see(observe.plan),
     "recompute_method": see(observe.plan, value="block", **FULL),

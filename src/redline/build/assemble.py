@@ -96,6 +96,7 @@ def assemble(
         ops=tensor_parallel_ops(ops, tp, fuse_wgrad=fuse_wgrad),
         tp=tp,
         recompute=plan.microbatch.recompute,
+        offload_layers=plan.microbatch.offload_layers,
     )
     groups = groups or single_process()
     sharded = plan.data_parallel.sharded

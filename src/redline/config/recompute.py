@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from redline.config.flags import SET, Section, flag
-from redline.config.waits import MOE, OFFLOAD, RETIRED_CHECKPOINTING, SPREAD_ACTIVATIONS
+from redline.config.waits import MOE, RETIRED_CHECKPOINTING, SPREAD_ACTIVATIONS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,11 +65,10 @@ class RecomputeConfig(Section):
     checkpoint_activations: bool = flag(
         False, waits_for=RETIRED_CHECKPOINTING, help="Older form of full recompute."
     )
-    cpu_offloading: bool = flag(False, waits_for=OFFLOAD, help="Keep saved activations in host memory.")
+    cpu_offloading: bool = flag(False, help="Keep saved activations of the first layers in host memory.")
     cpu_offloading_num_layers: int = flag(
         0,
         at_least=0,
-        waits_for=OFFLOAD,
         needs={"cpu_offloading": True},
         help="Layers whose activations move.",
     )

@@ -58,7 +58,7 @@ MOE = Waits(
 )
 OFFLOAD = Waits(
     "offload",
-    "it waits for offloading to host memory.",
+    "it waits for optimizer states in host memory.",
     "leave it out; lower --micro-batch-size to save memory.",
 )
 GRAPH_SCOPES = Waits(

@@ -42,6 +42,7 @@ class MicrobatchShape:
         recompute: what is dropped in forward and computed again.
         fp8: GEMMs of the layers keep their input in fp8.
         fp8_weights: elements of the weights that are kept in fp8 too, in both layouts.
+        offload_layers: how many layers, from the first, keep what they save in host memory.
     """
 
     seq_length: int
@@ -54,6 +55,7 @@ class MicrobatchShape:
     segments: bool = False
     fused: frozenset[Operator] = frozenset()
     recompute: Recompute = NOTHING
+    offload_layers: int = 0
     fp8: bool = False
     fp8_weights: int = 0
 

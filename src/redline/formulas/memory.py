@@ -160,11 +160,26 @@ def training_memory(shape: ModelShape, run: MicrobatchShape, dtypes: StateDtypes
     return MemoryEstimate((stage,))
 
 
-def saved_by_layers(shape: ModelShape, run: MicrobatchShape) -> tuple[Held, ...]:
-    """What all layers keep at the end of forward: inputs of recomputed units, and the layers behind them."""
+def saved_by_layers(shape: ModelShape, run: MicrobatchShape, last: int | None = None) -> tuple[Held, ...]:
+    """What all layers keep at the end of forward: inputs of recomputed units, and the layers behind them.
+
+    Of offloaded ones the device holds what travels: two of them at most.
+
+    Args:
+        last: count up to this unit or layer only; None: all.
+    """
     units = run.recompute.units(shape.num_layers)
     covered = units[-1].stop if units else 0
-    return (unit_input(shape, run),) * len(units) + saved_by_layer(shape, run) * (shape.num_layers - covered)
+    stretches: list[tuple[int, tuple[Held, ...]]] = [
+        (unit.start, (unit_input(shape, run),)) for unit in units
+    ]
+    layer = saved_by_layer(shape, run)
+    stretches += [(index, layer) for index in range(covered, shape.num_layers)]
+    stretches = stretches[:last]
+    away = [kept for start, kept in stretches if start < run.offload_layers]
+    here = [kept for start, kept in stretches if start >= run.offload_layers]
+    travelling = away[-(2 - len(here)) :] if len(here) < 2 else []
+    return tuple(held for kept in (*travelling, *here) for held in kept)
 
 
 def _backward(shape: ModelShape, run: MicrobatchShape, part: Part) -> Iterator[Moment]:
@@ -180,7 +195,7 @@ def _backward(shape: ModelShape, run: MicrobatchShape, part: Part) -> Iterator[M
         yield kept, rebuilt + _workspace(shape, run, part, again=drops("mlp") or drops("activation"))
     layer = saved_by_layer(shape, plain)
     for last in {len(units), sum(len(unit) == len(units[0]) for unit in units)} - {0}:
-        inputs = (unit_input(shape, run),) * last
+        inputs = saved_by_layers(shape, run, last)
         twice = Held("attention", "unit", "input, kept once", -shared_stream(shape, run))
         kept = _up_to(layer * len(units[last - 1]), layer, part)
         yield (*inputs, twice, *kept), _workspace(shape, plain, part, again=True)

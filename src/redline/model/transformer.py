@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 import torch
@@ -15,6 +16,7 @@ from redline.formulas.shape import ModelShape
 from redline.model.block import Block
 from redline.model.local import true_columns
 from redline.model.modules import Norm, parameter
+from redline.model.offload import Offload
 from redline.model.ops import Ops, local_ops
 from redline.model.random import EMBEDDING, DropoutState, dropout_at
 from redline.model.recompute import checkpoint
@@ -75,6 +77,7 @@ class Transformer(nn.Module):
         residual_dtype: of the residual stream (`--fp32-residual-connection`); None: `dtype`.
         label_smoothing: see local.cross_entropy.
         recompute: what training drops in forward and computes again; head and loss are never part of it.
+        offload_layers: how many layers, from the first, keep what they save in host memory.
         tp: the ranks that share the model; `ops` are then those of `tensor_parallel_ops`.
 
     Attributes:
@@ -92,6 +95,7 @@ class Transformer(nn.Module):
         residual_dtype: torch.dtype | None = None,
         label_smoothing: float = 0.0,
         recompute: Recompute = NOTHING,
+        offload_layers: int = 0,
         tp: TensorParallel | None = None,
     ) -> None:
         super().__init__()
@@ -101,7 +105,8 @@ class Transformer(nn.Module):
         self.shape, self.dtype, self.ops, self.tp = shape, dtype, ops, tp
         self.label_smoothing = label_smoothing
         self.embedding = Embedding(shape, ops=ops, dtype=dtype, residual_dtype=residual_dtype or dtype, tp=tp)
-        self.units = recompute.units(shape.num_layers)
+        self.units, self.offload_layers = recompute.units(shape.num_layers), offload_layers
+        self._copies: torch.cuda.Stream | None = None
         in_units = {index for unit in self.units for index in unit}
         part = shape.of_rank(tp.size)
         self.layers = nn.ModuleList(
@@ -148,14 +153,30 @@ class Transformer(nn.Module):
         x_SBH = x_SBH.flatten(0, 1).unflatten(0, (-1, len(tokens_BS)))
         rope = rope_table(self.shape, S, self.dtype, tokens_BS.device, positions_BS[0] if packed else None)
         run = partial(self._run_layers, rope=rope, mask=mask, dropout=dropout)
+        moves = self._offload(rope, tokens_BS.device)
         done = 0
         for unit in self.units:
-            x_SBH = checkpoint(partial(run, unit), x_SBH)
+            with moves(unit.start):
+                x_SBH = checkpoint(partial(run, unit), x_SBH)
             done = unit.stop
-        x_SBH = run(range(done, len(self.layers)), x_SBH)
+        for index in range(done, len(self.layers)):
+            with moves(index):
+                x_SBH = run(range(index, index + 1), x_SBH)
         self.before_part("head")
         hidden_SBH: Tensor = self.final_norm(x_SBH)
         return hidden_SBH
+
+    def _offload(
+        self, rope: RopeTable | None, device: torch.device
+    ) -> Callable[[int], AbstractContextManager[None]]:
+        """From a layer's number to the context in which what it saves goes to host memory, if it is to."""
+        if not self.offload_layers or not torch.is_grad_enabled():
+            return lambda _: nullcontext()
+        if self._copies is None and device.type == "cuda":
+            self._copies = torch.cuda.Stream(device)
+        shared = () if rope is None else (rope.cos_SP, rope.sin_SP)
+        offload = Offload((*self.parameters(), *shared), self._copies)
+        return lambda index: offload.layer() if index < self.offload_layers else nullcontext()
 
     def _run_layers(
         self,

@@ -33,6 +33,7 @@ from redline.plan.lr import LrSchedule, ScheduleSpec, WeightDecaySchedule
 from redline.plan.recompute import (
     RecomputeCost,
     RecomputeSearch,
+    offload_choice,
     recompute_choice,
     recompute_cost,
     recompute_search,
@@ -161,6 +162,7 @@ def make_plan(config: RunConfig, hardware: Hardware, vocab_size: int, world_size
         fp8_weights=fp8.weights if fp8 else 0,
         fused=choose_kernels(config.kernels, shape, expected).fused,
         recompute=stated_recompute(config),
+        offload_layers=config.recompute.cpu_offloading_num_layers,
     )
     cost = recompute_cost(config, hardware, vocab_size, world_size)
     plan = Plan(
@@ -178,7 +180,12 @@ def make_plan(config: RunConfig, hardware: Hardware, vocab_size: int, world_size
         microbatch=microbatch,
         memory=training_memory(shape, microbatch, dtypes),
         flops=MappingProxyType({name: flops_per_token(shape, seq_length, name) for name in CONVENTIONS}),
-        choices=(precision, *ranks.choices, *(fp8.choices if fp8 else ())),
+        choices=(
+            precision,
+            *ranks.choices,
+            *(fp8.choices if fp8 else ()),
+            *offload_choice(config, hardware),
+        ),
         search=recompute_search(config, hardware, cost),
         recompute_cost=cost,
     )

@@ -163,3 +163,14 @@ def recompute_choice(choice: Recompute, cost: RecomputeCost, saved_bytes: int, n
     share, saved = cost.share(choice, num_layers), format_bytes(max(saved_bytes, 0))
     why = f"saves {saved} at the peak, for about {share:.1%} of a step's time"
     return Choice("recompute", str(choice), str(choice), why)
+
+
+def offload_choice(config: RunConfig, hardware: Hardware) -> tuple[Choice, ...]:
+    """The record of activations kept in host memory; nothing where none are."""
+    layers = config.recompute.cpu_offloading_num_layers
+    if not layers:
+        return ()
+    why = "pinned host memory, on a stream of its own, a layer ahead in backward"
+    if hardware.kind == "cpu":
+        why = "copies inside host memory: on a CPU this saves nothing"
+    return (Choice("activation-offload", f"{layers} layers", f"{layers} layers", why),)

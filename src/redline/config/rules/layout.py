@@ -399,15 +399,32 @@ def saved_activations_spread(config: RunConfig) -> Broken:
 
 
 @rule(
-    "recompute-or-offload",
-    "recompute_granularity",
+    "offloaded-layers-stated",
     "cpu_offloading",
-    why="an activation is either computed again or brought back.",
+    "cpu_offloading_num_layers",
+    "num_layers",
+    why="offloading moves what the first layers save, as many as are stated.",
+    training=True,
 )
-def recompute_or_offload(config: RunConfig) -> Broken:
-    if not (config.recompute.recompute_granularity and config.recompute.cpu_offloading):
+def offloaded_layers_stated(config: RunConfig) -> Broken:
+    r, layers = config.recompute, config.model.num_layers
+    if not r.cpu_offloading or 1 <= r.cpu_offloading_num_layers <= (layers or r.cpu_offloading_num_layers):
         return None
-    return "--recompute-granularity does not go with --cpu-offloading.", "keep one of them."
+    what = f"--cpu-offloading is given with --cpu-offloading-num-layers {r.cpu_offloading_num_layers}."
+    return what, f"state 1 to {layers} layers." if layers else "state at least one layer."
+
+
+@rule(
+    "compiled-blocks-stay",
+    "use_torch_compile",
+    "cpu_offloading",
+    why="what a compiled block saves is its graph's own.",
+    training=True,
+)
+def compiled_blocks_stay(config: RunConfig) -> Broken:
+    if not (config.compile.use_torch_compile and config.recompute.cpu_offloading):
+        return None
+    return "--cpu-offloading does not go with --use-torch-compile.", "keep one of them."
 
 
 @rule(
