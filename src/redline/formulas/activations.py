@@ -111,9 +111,11 @@ def saved_by_layer(shape: ModelShape, run: MicrobatchShape) -> tuple[Held, ...]:
         ("activation", "mlp.activation mlp.fc1:output mlp.fc2", Held("mlp", "mlp.fc1", "output", curve)),
         ("mlp", "mlp", Held("mlp", "mlp", "input", stream)),
     ]
+    operands = ("attention.qkv", "mlp.fc1:input", "mlp.fc2") if run.fp8 else ()  # kept by the GEMM, cast
     for module, gone, held in instead:
         if run.recompute.drops(module):
-            kept = [*(each for each in kept if not _among(each, gone.split())), held]
+            names = [name for name in gone.split() if name not in operands]
+            kept = [*(each for each in kept if not _among(each, names)), held]
     return tuple(kept)
 
 
@@ -139,7 +141,8 @@ def rebuilt_by_layer(shape: ModelShape, run: MicrobatchShape) -> tuple[Held, ...
         again.append(Held("mlp", "mlp", "input, kept once", -shared_stream(shape, run)))
     elif run.recompute.drops("activation"):
         T, e = run.tokens, run.item
-        again += [*_activation(shape, plain), Held("mlp", "mlp.fc2", "input", T * shape.ffn * run.operand)]
+        again += _activation(shape, plain)
+        again += [] if run.fp8 else [Held("mlp", "mlp.fc2", "input", T * shape.ffn * e)]
         again.append(Held("mlp", "mlp.fc1", "output, kept once", -T * shape.fc1_size * e))
     return tuple(again)
 
