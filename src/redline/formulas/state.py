@@ -13,6 +13,8 @@ class StateDtypes:
     """Storage dtypes by name. Where `main` is `param`, main parameters are the parameters themselves.
 
     With `remainder`, a bf16 parameter and 16 more bits are the fp32 main parameter.
+
+    `shards` ranks share main parameters and moments (the distributed optimizer), an equal part each.
     """
 
     param: str = "bf16"
@@ -20,6 +22,7 @@ class StateDtypes:
     grad: str = "fp32"
     exp_avg: str = "fp32"
     exp_avg_sq: str = "fp32"
+    shards: int = 1
     remainder: bool = False
 
     def bytes_each(self) -> dict[str, int]:
@@ -53,7 +56,7 @@ def state_bytes(
     elements: int, dtypes: StateDtypes, dp: int = 1, distributed_optimizer: bool = False
 ) -> dict[str, int]:
     """Bytes by tensor class for `elements` stored elements (alignment padding included)."""
-    shards = dp if distributed_optimizer else 1
+    shards = dp if distributed_optimizer else dtypes.shards
     return {
         name: size * (-(-elements // shards) if name in SHARDED else elements)
         for name, size in dtypes.bytes_each().items()

@@ -7,6 +7,7 @@ by itself, norms and softmax widened to fp32, as PyTorch runs them one by one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -118,3 +119,24 @@ def skipped_share(window: int, hysteresis: int) -> float:
     skipped until it halves again. At most so many: a scale whose double fits skips none.
     """
     return hysteresis / (window + hysteresis)
+
+
+def data_parallel_collectives(
+    buckets: Sequence[int], ranks: int, *, sharded: bool, instances: int, grad_bytes: int, param_bytes: int
+) -> list[tuple[Collective, int]]:
+    """(kind, bytes of the whole tensor) of all that one step sends along dp, whatever overlaps.
+
+    Args:
+        buckets: elements of each, padding included.
+        ranks: that share each bucket; one of them alone sends nothing to the others.
+        sharded: by a distributed optimizer, in so many `instances`.
+    """
+    sent: list[tuple[Collective, int]] = []
+    for size in buckets:
+        if ranks > 1:
+            sent.append(("reduce_scatter" if sharded else "all_reduce", size * grad_bytes))
+        if instances > 1:
+            sent.append(("all_reduce", size // (ranks if sharded else 1) * grad_bytes))
+        if ranks > 1 and sharded:
+            sent.append(("all_gather", size * param_bytes))
+    return [*sent, ("all_reduce", 2 * 8)] if ranks > 1 else sent  # norm and zeros, in float64
