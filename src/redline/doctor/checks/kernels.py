@@ -87,6 +87,8 @@ def even_lengths(case: Case) -> Hit | None:
     """11 of the twelve: lengths that vary, or masks where packing would do."""
     if case.config.data.reset_attention_mask and not case.config.data.dataloader_inter_document_masking:
         values = {"reset_attention_mask": False, "dataloader_inter_document_masking": True}
+        if case.config.data.reset_position_ids:
+            values["reset_position_ids"] = False  # they restart with each document then
         return Hit(at="reset_attention_mask", text="mask", mend=Mend(values=values))
     if use := case.uses("--variable-seq-lengths"):
         return Hit(at=use.flag, words={"seen": use.flag})
