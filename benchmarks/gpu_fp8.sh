@@ -31,6 +31,7 @@ steps() {
   step 8b-bf16 $large --micro-batch-size 1 --global-batch-size 4
   step 8b-fp8 $large --micro-batch-size 1 --global-batch-size 4 --fp8
   step 8b-fp8-mbs2 $large --micro-batch-size 2 --global-batch-size 4 --fp8
+  step 8b-fp8-head $large --micro-batch-size 4 --global-batch-size 4 --fp8 --fp8-output-proj
   step 1b-bf16 $small --micro-batch-size 2 --global-batch-size 2
   step 1b-fp8 $small --micro-batch-size 2 --global-batch-size 2 --fp8
 }
@@ -46,3 +47,4 @@ tune() {
 }
 
 for stage in "$@"; do "$stage"; done
+(cd "$OUT" && tar czf fp8.tar.gz --exclude=fp8.tar.gz fp8-* && rm -f fp8-*.txt)

@@ -13,7 +13,9 @@ from redline.precision import Fp8Spec, Fp8State
 SIZES = {"hidden": 32, "ffn": 48, "head_dim": 16, "num_heads": 4, "num_groups": 2, "vocab_size": 61}
 
 
-def model_in_fp8(kind: str, device: str, *, fused: bool = False, layers: int = 2, **options):
+def model_in_fp8(
+    kind: str, device: str, *, fused: bool = False, layers: int = 2, head: bool = False, **options
+):
     """(model, its fp8 side), weights cast and ready."""
     shape = make_shape(kind, **SIZES, padded_vocab_size=64)
     operators = WITHOUT_LOGITS if fused else frozenset()
@@ -27,7 +29,7 @@ def model_in_fp8(kind: str, device: str, *, fused: bool = False, layers: int = 2
     state = Fp8State(
         names, Fp8Spec(**{"history_len": 4, **options}), device, kernels=fused or device == "cuda"
     )
-    gemms = Fp8Gemms(model, state, fused=operators)
+    gemms = Fp8Gemms(model, state, fused=operators, head=head)
     gemms.prepare()
     return model, gemms
 
@@ -94,6 +96,36 @@ def test_fused_sites_equal_the_plain_ones(kind, kernel_device):
     for name, wanted in found[0].items():
         gap = (found[1][name].float() - wanted.float()).norm() / wanted.float().norm().clamp(min=1e-9)
         assert gap < 0.04, (name, gap)
+
+
+def test_the_head_in_fp8(kernel_device):
+    """Logits and the gradient that reaches the last layer are near those of a head in bf16."""
+    shape = make_shape("llama", **SIZES, padded_vocab_size=64)
+    model, gemms = model_in_fp8("llama", kernel_device, fused=True)
+    wanted = step(model, gemms), {name: each.clone() for name, each in gradients(model).items()}
+    model, gemms = model_in_fp8("llama", kernel_device, fused=True, head=True)
+    assert step(model, gemms) == pytest.approx(wanted[0], rel=0.02)
+    found = gradients(model)
+    gap = (found["head.weight"] - wanted[1]["head.weight"]).norm() / wanted[1]["head.weight"].norm()
+    assert 1e-3 < gap < 0.1
+    assert 1e-3 < distance(found, wanted[1]) < 0.25
+    assert gemms.head is not None and gemms.head.q_VH.shape == (64, shape.hidden)
+
+
+def test_the_first_weight_gradient_of_a_step_is_written(kernel_device):
+    """main_grad need not even be zero: what it held is gone, and later microbatches add."""
+    model, gemms = model_in_fp8("llama", kernel_device)
+    step(model, gemms, seeds=(0, 1))
+    wanted = {name: each.clone() for name, each in gradients(model).items()}
+    for parameter in model.parameters():
+        parameter.main_grad.zero_()
+    if kernel_device == "cuda":
+        model.layers[0].mlp.fc1.weight.main_grad.fill_(7.0)
+    gemms.begin_step()
+    for seed in (0, 1):
+        batch = make_batch(model.shape, B=2, S=13, device=kernel_device, seed=seed)
+        run_loss(model, batch).backward()
+    assert all(torch.equal(each, wanted[name]) for name, each in gradients(model).items())
 
 
 def test_weights_are_cast_once_a_step(monkeypatch, kernel_device):

@@ -21,6 +21,7 @@ from redline.build.tensor_parallel import tensor_parallel
 from redline.choice import Choice
 from redline.comm import Collectives, Groups, Progress, single_process
 from redline.config import RunConfig, packs
+from redline.errors import ConfigError
 from redline.formulas.operators import Operator
 from redline.model import (
     Fp8Gemms,
@@ -193,8 +194,15 @@ def make_fp8(
         wgrad=options.fp8_wgrad,
     )
     state = Fp8State(plan.fp8.sites, spec, device, groups.world, kernels=bool(fused) or device.type == "cuda")
+    if options.fp8_output_proj and "linear_cross_entropy" not in fused:
+        raise ConfigError(
+            "--fp8-output-proj cannot be obeyed.",
+            "the head runs in fp8 inside the fused loss without logits, which this run does not use.",
+            "leave it out, or run on a GPU with the fused loss (--cross-entropy-fusion-impl linear).",
+        )
     fuse_wgrad = config.kernels.gradient_accumulation_fusion
-    return Fp8Gemms(model, state, fused=fused, fuse_wgrad=fuse_wgrad)
+    head = options.fp8_output_proj
+    return Fp8Gemms(model, state, fused=fused, fuse_wgrad=fuse_wgrad, head=head)
 
 
 def make_optimizer(

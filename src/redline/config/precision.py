@@ -99,7 +99,9 @@ class PrecisionConfig(Section):
     first_last_layers_bf16: bool = flag(False, needs=ON_FP8, help="First and last layers in bf16.")
     num_layers_at_start_in_bf16: int = flag(1, at_least=0, needs=FIRST_LAST, help="How many first layers.")
     num_layers_at_end_in_bf16: int = flag(1, at_least=0, needs=FIRST_LAST, help="How many last layers.")
-    fp8_output_proj: bool = flag(False, waits_for=FP8, needs=ON_FP8, help="The output head in fp8.")
+    fp8_output_proj: bool = flag(
+        False, needs=ON_FP8, help="The output head in fp8 (its weight gradient stays in bf16)."
+    )
     fp8_dot_product_attention: bool = flag(
         False, waits_for=FP8_ATTENTION, needs=ON_FP8, help="Attention's products in fp8."
     )

@@ -40,6 +40,9 @@ class Fp8Gemm:
     """The fp8 side of one weight: its scalings and its cast copies, kept for a step.
 
     The copies stay where they are from step to step, so that a captured graph finds them.
+
+    Attributes:
+        fresh: main_grad is still zero, so the first weight gradient of the step is written and not added.
     """
 
     def __init__(self, site: str, linear: Linear, state: Fp8State) -> None:
@@ -50,6 +53,7 @@ class Fp8Gemm:
         self.q_OI = torch.zeros((size_out, size_in), dtype=self.w.dtype, device=device)
         self.q_IO = torch.zeros((size_in, size_out), dtype=self.w.dtype, device=device)
         self.inverse = torch.ones(1, device=device)
+        self.fresh = False
 
     @torch.no_grad()
     def refresh(self) -> None:
@@ -77,9 +81,9 @@ class Fp8Gemm:
 
     def wgrad(self, main_grad_OI: Tensor, dy: Operand, q_TI: Tensor, inverse: Tensor) -> None:
         """main_grad += dy^T x."""
-        fp8.add_wgrad(
-            main_grad_OI, dy.q_CT, fp8.transpose(q_TI, self.state.kernels), dy.inverse, inverse, False
-        )
+        q_IT = fp8.transpose(q_TI, self.state.kernels)
+        fp8.add_wgrad(main_grad_OI, dy.q_CT, q_IT, dy.inverse, inverse, self.fresh)
+        self.fresh = False
 
 
 def as_output(y_TO: Tensor, x: Tensor) -> Tensor:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import replace
+from functools import partial
 
 from torch import Tensor
 
@@ -10,6 +12,7 @@ from redline.formulas.operators import Operator
 from redline.model.block import MLP, Block, SelfAttention
 from redline.model.fp8 import Fp8Gemm, Fp8Site
 from redline.model.fp8_fused import KINDS, Fp8Mlp, Fp8NormSite
+from redline.model.fp8_head import Fp8Head
 from redline.model.modules import Linear, Norm
 from redline.model.transformer import Transformer
 from redline.precision.fp8 import Fp8State
@@ -23,6 +26,7 @@ class Fp8Gemms:
         state: the scaling state; it names the sites.
         fused: the operators that run as kernels: a fused norm or activation writes fp8 itself.
         fuse_wgrad: of weight gradients that are not computed in fp8.
+        head: whether the products of the output head with logits in chunks run in fp8 too.
     """
 
     def __init__(
@@ -32,6 +36,7 @@ class Fp8Gemms:
         *,
         fused: Collection[Operator] = (),
         fuse_wgrad: bool = True,
+        head: bool = False,
     ) -> None:
         self.state = state
         self._fuse_wgrad = fuse_wgrad
@@ -41,14 +46,26 @@ class Fp8Gemms:
             assert isinstance(layer, Block)
             self._place_attention(f"layers.{index}.attention", layer.attention)
             self._place_mlp(f"layers.{index}.mlp", layer.mlp)
+        self.head = Fp8Head(model) if head else None
+        if self.head is not None:
+            model.ops = replace(model.ops, head_loss=partial(model.ops.head_loss, products=self.head))
         self._stale = True
 
+    def begin_step(self) -> None:
+        """Before the first forward of a step, once the gradients are zero."""
+        self.prepare()
+        for gemm in self.gemms.values():
+            gemm.fresh = True
+
     def prepare(self) -> None:
-        """Cast the weights, if they have changed since: before the first forward of a step or evaluation."""
-        if self._stale:
-            for gemm in self.gemms.values():
-                gemm.refresh()
-            self._stale = False
+        """Cast the weights, if they have changed since: before the first forward of an evaluation."""
+        if not self._stale:
+            return
+        for gemm in self.gemms.values():
+            gemm.refresh()
+        if self.head is not None:
+            self.head.refresh()
+        self._stale = False
 
     def step(self) -> None:
         """After the optimizer's update: renew the scales; the cast weights are out of date."""

@@ -25,7 +25,7 @@ from redline.kernels.bias_gelu import bias_gelu
 from redline.kernels.bias_swiglu import bias_swiglu
 from redline.kernels.cross_entropy import VocabShard, cross_entropy
 from redline.kernels.layer_norm import layer_norm
-from redline.kernels.linear_cross_entropy import LossSpec, linear_cross_entropy
+from redline.kernels.linear_cross_entropy import HeadProducts, LossSpec, linear_cross_entropy
 from redline.kernels.rms_norm import rms_norm
 from redline.kernels.rotary import rotary, rotary_qkv
 from redline.model.heads import Heads
@@ -222,6 +222,7 @@ def loss_without_logits(
     label_smoothing: float,
     fuse_wgrad: bool,
     shard: VocabShard | None = None,
+    products: HeadProducts | None = None,
 ) -> Tensor:
     """Head and loss in chunks of tokens. The gradients are made in forward, where the weights are known.
 
@@ -230,7 +231,15 @@ def loss_without_logits(
     main_grad = main_grad_of(weight_VH) if fuse_wgrad else None
     spec = LossSpec(vocab_size, label_smoothing)
     return linear_cross_entropy(
-        hidden_TH, weight_VH, labels_T, spec, weights_T, main_grad=main_grad, shard=shard, impl="triton"
+        hidden_TH,
+        weight_VH,
+        labels_T,
+        spec,
+        weights_T,
+        main_grad=main_grad,
+        shard=shard,
+        products=products,
+        impl="triton",
     )
 
 

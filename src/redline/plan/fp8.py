@@ -61,14 +61,17 @@ def plan_fp8(config: PrecisionConfig, shape: ModelShape, hardware: Hardware) -> 
             f"every GEMM of the layers stays in bf16: {reasons}.",
             "leave it out, or change what keeps them.",
         )
+    if config.fp8_output_proj:
+        weights += shape.padded_vocab_size * shape.hidden
     total = len(sites) + sum(map(len, kept.values()))
+    head = ", and the head" if config.fp8_output_proj else ""
     where = "emulated: a CPU has no fp8 units" if hardware.kind == "cpu" else f"{hardware.name} has fp8 units"
     choices = [
         Choice(
             "fp8",
             config.fp8_format,
             config.fp8_format,
-            f"{len(sites)} of {total} GEMMs of the layers; {where}",
+            f"{len(sites)} of {total} GEMMs of the layers{head}; {where}",
         )
     ]
     for reason, names in kept.items():

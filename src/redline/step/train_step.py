@@ -97,7 +97,7 @@ class TrainStep:
         counts = self._count(microbatches)
         optimizer.buffers.zero_grad()
         if state.fp8 is not None:
-            state.fp8.prepare()
+            state.fp8.begin_step()
         loss = self._accumulate(microbatches, optimizer.loss_scale.scale / counts[0].clamp(min=1).double())
         optimizer.ranks.reducer.finish()
         if self._dp.handle is not None:

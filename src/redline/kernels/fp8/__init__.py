@@ -6,6 +6,7 @@ from redline.kernels.fp8.op import (
     add_wgrad,
     cast,
     gemm,
+    gemm_into,
     norm_cast,
     transpose,
 )
@@ -19,6 +20,7 @@ __all__ = [
     "add_wgrad",
     "cast",
     "gemm",
+    "gemm_into",
     "norm_cast",
     "quantize",
     "transpose",

@@ -37,13 +37,13 @@ class Tile:
         return (min(tiles, self.per_sm * num_sms(x.get_device())) if self.per_sm else tiles,)
 
 
-# 128 transposed bytes are one cache line. Chosen on an H200 among the variants of benchmarks/tune_fp8.py.
+# Chosen on an H200 among the variants of benchmarks/tune_fp8.py.
 TILES = {
     "cast": Tile(8, 1024, 8),
-    "cast both": Tile(128, 64, 8),
-    "transpose": Tile(128, 128, 8),
-    "activation": Tile(2, 1024, 4),
-    "activation backward": Tile(64, 64, 8, 4),
+    "cast both": Tile(64, 128, 4),
+    "transpose": Tile(128, 128, 4),
+    "activation": Tile(4, 1024, 8),
+    "activation backward": Tile(4, 1024, 8),
     "norm": Tile(8192, 1, 8),  # elements of whole rows
 }
 
@@ -161,21 +161,8 @@ def _activation_cast_kernel(
 
 
 @triton.jit
-def _store_both(
-    d, scale, q_ptr, qt_ptr, row, col, rows, end, width, t_stride, MAX: tl.constexpr
-):  # fmt: skip
-    """Write tile `d`, zero outside, at columns `col` < end of [rows, width], and transposed, padding too."""
-    q = _fp8(d, scale, MAX, q_ptr)
-    inside = (row < rows)[:, None] & (col < end)[None, :]
-    tl.store(q_ptr + (row * width)[:, None] + col[None, :], q, mask=inside)
-    target = qt_ptr + (col.to(tl.int64) * t_stride)[:, None] + row[None, :]
-    tl.store(target, tl.trans(q), mask=(col < end)[:, None] & (row < t_stride)[None, :])
-
-
-@triton.jit
 def _activation_cast_bwd_kernel(
-    dy_ptr, x_ptr, bias_ptr, scale_ptr, amax_ptr, q_ptr, qt_ptr, partial_ptr, rows, cols, dy_stride, x_stride,
-    t_stride, splits,
+    dy_ptr, x_ptr, bias_ptr, scale_ptr, amax_ptr, q_ptr, partial_ptr, rows, cols, dy_stride, x_stride, splits,
     KIND: tl.constexpr, GATED: tl.constexpr, HAS_BIAS: tl.constexpr, MAX: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
 ):  # fmt: skip
@@ -198,13 +185,17 @@ def _activation_cast_bwd_kernel(
         if GATED:
             dup = (dy * value).to(x_ptr.dtype.element_ty).to(tl.float32)
             largest = tl.maximum(largest, tl.max(tl.abs(dup)))
-            _store_both(dup, scale, q_ptr, qt_ptr, row, cols + col, rows, width, width, t_stride, MAX)
+            target = q_ptr + (row * width)[:, None] + cols + col[None, :]
+            tl.store(target, _fp8(dup, scale, MAX, q_ptr), mask=mask)
             dy *= _biased(x_ptr, bias_ptr, offset, col, mask, cols, cols, HAS_BIAS)
-            sum_1 += dup
+            if HAS_BIAS:
+                sum_1 += dup
         d = tl.where(mask, (dy * slope).to(x_ptr.dtype.element_ty).to(tl.float32), 0.0)
         largest = tl.maximum(largest, tl.max(tl.abs(d)))
-        _store_both(d, scale, q_ptr, qt_ptr, row, col, rows, cols, width, t_stride, MAX)
-        sum_0 += d
+        target = q_ptr + (row * width)[:, None] + col[None, :]
+        tl.store(target, _fp8(d, scale, MAX, q_ptr), mask=mask)
+        if HAS_BIAS:
+            sum_0 += d
     tl.atomic_max(amax_ptr, largest)
     if HAS_BIAS:
         target = partial_ptr + split.to(tl.int64) * width + col
@@ -310,11 +301,10 @@ def activation_cast_backward(
     x, dy = as_rows(x), as_rows(dy)
     (rows, width), cols = x.shape, dy.shape[1]
     q = torch.empty((rows, width), dtype=dtype, device=x.device)
-    qt = torch.empty((width, _padded(rows)), dtype=dtype, device=x.device)
     wanted = bias is not None and main_grad is None
     dbias = (x if bias is None else bias).new_empty(width if wanted else 0)
     if x.numel() == 0:
-        return q, qt, dbias.zero_()
+        return q, transpose(q), dbias.zero_()
     tile = TILES["activation backward"]
     strips, splits = ceil_div(cols, tile.cols), ceil_div(rows, tile.rows)
     if tile.per_sm or bias is not None:  # long strips: fewer partial sums of the bias
@@ -322,12 +312,12 @@ def activation_cast_backward(
     partial = None if bias is None else x.new_empty((splits, width), dtype=torch.float32)
     with on_device_of(x):
         _activation_cast_bwd_kernel[(strips * splits,)](
-            dy, x, bias, scale, amax, q, qt, partial, rows, cols, dy.stride(0), x.stride(0), qt.shape[1],
-            splits, kind, gated, bias is not None, FP8_MAX[dtype], tile.rows, tile.cols, num_warps=tile.warps,
+            dy, x, bias, scale, amax, q, partial, rows, cols, dy.stride(0), x.stride(0), splits, kind, gated,
+            bias is not None, FP8_MAX[dtype], tile.rows, tile.cols, num_warps=tile.warps,
         )  # fmt: skip
         if partial is not None:
             column_sums(Sum(partial, dbias if main_grad is None else main_grad, main_grad is not None))
-    return q, qt, dbias
+    return q, transpose(q), dbias
 
 
 def _padded(rows: int) -> int:

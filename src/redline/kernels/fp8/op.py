@@ -148,6 +148,14 @@ def _gemm(
     return c
 
 
+def gemm_into(a: Tensor, b: Tensor, a_inverse: Tensor, b_inverse: Tensor, out: Tensor, fast: bool) -> None:
+    """As `gemm`, into a given contiguous tensor."""
+    if a.is_cuda:
+        torch._scaled_mm(a, b.T, a_inverse, b_inverse, out_dtype=out.dtype, use_fast_accum=fast, out=out)
+    else:
+        out.copy_(reference.gemm(a, b, a_inverse, b_inverse, out.dtype))
+
+
 def _gemm_fake(
     a: Tensor, b: Tensor, a_inverse: Tensor, b_inverse: Tensor, dtype: torch.dtype, fast: bool
 ) -> Tensor:

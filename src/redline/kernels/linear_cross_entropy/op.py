@@ -15,7 +15,7 @@ reads and writes the whole main_grad; equal chunks, in multiples of the GEMMs' t
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -45,6 +45,16 @@ GEMM_TILE = 128
 ROW_ALIGNMENT = 64  # elements: rows of logits that begin on 128 bytes keep GEMMs and kernel at full width
 
 
+class HeadProducts(Protocol):
+    """The two products with the head's weight, over the first columns of it that the logits have."""
+
+    def logits(self, hidden_CH: Tensor, logits_CV: Tensor) -> None:
+        """logits = hidden W^T, into the given tensor."""
+
+    def dhidden(self, dlogits_CV: Tensor, dhidden_CH: Tensor) -> None:
+        """dhidden = dlogits W, into the given tensor."""
+
+
 def supports(hidden_TH: Tensor, weight_VH: Tensor) -> str | None:
     """Why the chunked operator cannot take these tensors, or None."""
     if hidden_TH.dtype != weight_VH.dtype:
@@ -71,6 +81,7 @@ def linear_cross_entropy(
     grad_scale: Tensor | None = None,
     chunk_tokens: int | None = None,
     shard: VocabShard | None = None,
+    products: HeadProducts | None = None,
     impl: Impl = "auto",
 ) -> Tensor:
     """Weighted sum of the tokens' losses.
@@ -94,7 +105,8 @@ def linear_cross_entropy(
     """
     _check(hidden_TH, weight_VH, labels_T, weights_T, spec, main_grad, shard)
     if not use_triton("linear_cross_entropy", impl, supports(hidden_TH, weight_VH)):
-        require(shard is None, "linear_cross_entropy: a share of the head is taken by the kernels only.")
+        alone = shard is None and products is None
+        require(alone, "linear_cross_entropy: shares and products of the head are taken by the kernels only.")
         weight_VH = accumulate_into(weight_VH, main_grad)
         return linear_cross_entropy_reference(hidden_TH, weight_VH, labels_T, spec, weights_T)
     record = torch.is_grad_enabled()
@@ -104,7 +116,7 @@ def linear_cross_entropy(
         chunk_tokens = default_chunk_tokens(len(hidden_TH), columns, hidden_TH.itemsize)
     loss: Tensor = apply(
         LinearCrossEntropyFn, hidden_TH, weight_VH, labels_T, weights_T, main_grad if needs[1] else None,
-        grad_scale, spec.as_args, chunk_tokens, needs, shard,
+        grad_scale, spec.as_args, chunk_tokens, needs, shard, products,
     )  # fmt: skip
     return loss
 
@@ -135,7 +147,7 @@ def _check(
 def _launch(
     hidden: Tensor, weight: Tensor, labels: Tensor, weights: Tensor | None, main_grad: Tensor | None,
     grad_scale: Tensor | None, vocab_size: int, smoothing: float, z_loss: float,
-    chunk_tokens: int, needs_hidden: bool, needs_weight: bool,
+    chunk_tokens: int, needs_hidden: bool, needs_weight: bool, products: HeadProducts | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """(loss_T fp32, gradient of hidden, gradient of weight); empty where not needed or in main_grad."""
     from redline.kernels.linear_cross_entropy.kernel import loss_and_gradient
@@ -157,13 +169,18 @@ def _launch(
         chunk = slice(start, min(start + chunk_tokens, tokens))
         hidden_CH, rows_CV = hidden[chunk], buffer_CV[: chunk.stop - start]
         logits_CV = rows_CV[:, : len(used_VH)]
-        torch.mm(hidden_CH, used_VH.t(), out=logits_CV)
+        if products is None:
+            torch.mm(hidden_CH, used_VH.t(), out=logits_CV)
+        else:
+            products.logits(hidden_CH, logits_CV)
         loss_and_gradient(
             rows_CV, labels[chunk], None if weights is None else weights[chunk], grad_scale,
             loss_T[chunk], spec, needs_hidden or needs_weight,
         )  # fmt: skip
-        if needs_hidden:
+        if needs_hidden and products is None:
             torch.mm(logits_CV, used_VH, out=dhidden_TH[chunk])
+        elif needs_hidden and products is not None:
+            products.dhidden(logits_CV, dhidden_TH[chunk])
         if dweight_VH is not None:
             accumulate(dweight_VH[:width], logits_CV, hidden_CH)
     returned = None if main_grad is not None else dweight_VH
@@ -200,10 +217,12 @@ class LinearCrossEntropyFn(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, weights: Tensor | None,
         main_grad: Tensor | None, grad_scale: Tensor | None,
         spec: tuple[int, float, float], chunk_tokens: int, needs: tuple[bool, bool],
-        shard: VocabShard | None,
+        shard: VocabShard | None, products: HeadProducts | None,
     ) -> Tensor:  # fmt: skip
         tensors = hidden, weight, labels, weights, main_grad, grad_scale
-        if shard is None:
+        if products is not None:
+            loss_T, dhidden, dweight = _launch(*tensors, *spec, chunk_tokens, *needs, products)
+        elif shard is None:
             loss_T, dhidden, dweight = _forward(*tensors, *spec, chunk_tokens, *needs)
         else:
             loss_T, dhidden, dweight = launch_sharded(*tensors, loss_spec(*spec), shard, chunk_tokens, needs)
@@ -237,5 +256,5 @@ class LinearCrossEntropyFn(torch.autograd.Function):
         return (
             dhidden if ctx.needs[0] else None,
             dweight if returns_weight else None,
-            None, None, None, None, None, None, None, None,
+            None, None, None, None, None, None, None, None, None,
         )  # fmt: skip
