@@ -7,6 +7,7 @@ import json
 import re
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,15 @@ import pytest
 import torch
 
 from redline.cli.main import main
+from redline.config import Environment
 from redline.data import Source
 from redline.ledger import RunStatistics, StepAccount, StepRecord, read_account
+from redline.run import open_run, train_opened
 from redline.run.profiling import ledger_windows
 from redline.run.throughput import ThroughputWatch
+
+from .ranks import on_ranks
+from .tiny import parsed
 
 LEDGER = "--profile-ledger --log-throughput"
 
@@ -244,3 +250,32 @@ def test_the_command_reads_a_run_and_its_trace_alike(train: Any, redline: Any) -
 )
 def test_mistakes_are_said_plainly(refused: Any, words: str, code: int, says: str) -> None:
     refused(words, code, says)
+
+
+def test_two_ranks_are_accounted_together_and_the_slow_one_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = Source.batch
+
+    def slow_on_the_second(self: Any, start: int, size: int) -> Any:
+        time.sleep(0.1 if start % 4 >= 2 else 0.0)  # rank 1 has the second half of every run of samples
+        return read(self, start, size)
+
+    monkeypatch.setattr(Source, "batch", slow_on_the_second)
+    values = {"profile_ledger": True, "eval_iters": 0, "train_iters": 4, "save": str(tmp_path / "run")}
+
+    def work(environment: Environment) -> Any:
+        run = open_run(parsed(values), replace(environment, cache_dir=tmp_path), lambda _: None)
+        return train_opened(run, 0.0)
+
+    on_ranks(2, work)
+    found = read_account(tmp_path / "run" / "ledger.json")
+    assert [rank.rank for rank in found.ranks] == [0, 1] and found.steps == (2, 3)
+    assert len(list((tmp_path / "run").glob("trace-rank?-step2-3.json.gz"))) == 2
+    spread = {each.key: each for each in found.spread}
+    assert spread["data"].worst_rank == 1 and 100 <= spread["data"].worst_ms < 130
+    # The other rank waits for it in the first collective of the step.
+    assert found.ranks[0].loss_ms("data") < 20
+    assert spread["collective"].worst_rank == 0 and 80 <= spread["collective"].worst_ms < 130
+    assert spread["wall"].skew < 0.1
+    assert found.mfu is not None and all(rank.mfu is not None for rank in found.ranks)

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from redline.ledger.account import RankAccount, Reference, StepAccount
 from redline.ledger.causes import make_losses
 from redline.ledger.idle import evidence
@@ -18,6 +20,7 @@ from redline.ledger.work import Work, device_work, host_work
 
 LAYERS = ("compute", "copy", "collective")
 NS_PER_MS = 1e6
+GLOO = "gloo:"  # how torch.distributed names what runs on its CPU threads
 
 
 def take_account(trace: Trace, reference: Reference) -> StepAccount:
@@ -106,20 +109,31 @@ def _layer_of(work: Sequence[Work], name: str) -> Layer:
 
 
 def _host_time(where: Where, window: Window) -> tuple[list[Owned], dict[str, int]]:
-    """On a CPU an instant belongs to the innermost event of the thread that steps."""
-    mine = [index for index, event in enumerate(where.events) if event.thread == window.thread]
+    """On a CPU an instant belongs to the innermost event of the thread that steps.
+
+    Where that is no operator and a collective runs on a thread of gloo's, it is waiting for it.
+    """
     events = where.events
+    mine = [index for index, event in enumerate(events) if event.thread == window.thread]
+    gloo = [index for index, event in enumerate(events) if event.name.startswith(GLOO)]
+    work = host_work([*mine, *gloo], where)
     stack = nested([events[index].start for index in mine], [events[index].end for index in mine])
-    pieces = cut(window.start, window.end, [stack])
-    times = pieces.owned(0, len(mine))
-    work = host_work(mine, where)
+    works = np.asarray([bool(work[at].layer) for at in stack.owners], bool)
+    collectives = layer(
+        [events[index].start for index in gloo],
+        [events[index].end for index in gloo],
+        range(len(mine), len(work)),
+    )
+    pieces = cut(window.start, window.end, [stack.where(works), collectives, stack.where(~works)])
     host: Counter[str] = Counter(unknown=int(pieces.lengths[pieces.layers == NOBODY].sum()))
     owned = []
-    for at in times.nonzero()[0]:
-        if work[at].layer:
-            owned.append(Owned(work[at], int(times[at])))
-        else:
-            host[work[at].cause] += int(times[at])
+    for index in range(3):
+        times = pieces.owned(index, len(work))
+        for at in times.nonzero()[0]:
+            if work[at].layer:
+                owned.append(Owned(work[at], int(times[at])))
+            else:
+                host[work[at].cause] += int(times[at])
     return owned, dict(host)
 
 

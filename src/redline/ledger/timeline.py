@@ -29,6 +29,10 @@ class Layer:
     ends: Ints
     owners: Ints
 
+    def where(self, chosen: npt.NDArray[np.bool_]) -> Layer:
+        """The chosen spans alone."""
+        return Layer(self.starts[chosen], self.ends[chosen], self.owners[chosen])
+
 
 @dataclass(frozen=True, slots=True)
 class Cut:
