@@ -1,8 +1,8 @@
 """The ledger against other measurements of the same steps, on one GPU. Called by gpu_ledger.sh.
 
 For the 8-layer 8B shape: what the account leaves unknown; its GEMM time against CUDA events around every
-product of other steps; what profiling costs the other steps; and faults put in on purpose, each against the time
-it adds to the unprofiled steps. Prints one line a finding and writes one JSON document.
+product of other steps; what profiling costs the other steps; and faults put in on purpose, each against the
+time it adds to the unprofiled steps. Prints one line a finding and writes one JSON document.
 """
 
 from __future__ import annotations

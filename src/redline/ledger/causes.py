@@ -64,9 +64,12 @@ _PLAIN: dict[Kind, str] = {
 }
 # A module's name, or a part of it, that says whose its small kernels are.
 # A site's small kernels are those of what runs before its product.
-_MODULES = (("norm", "norm"), ("activation", "activation"), ("act_fn", "activation"), ("silu", "activation"),
-            ("gelu", "activation"), ("qkv_site", "norm"), ("fc1_site", "norm"),
-            ("fc2_site", "activation"), ("loss", "loss"), ("head", "loss"), ("embedding", "other"))  # fmt: skip
+_MODULES = (
+    ("norm", "norm"), ("qkv_site", "norm"), ("fc1_site", "norm"),
+    ("activation", "activation"), ("fc2_site", "activation"), ("act_fn", "activation"),
+    ("silu", "activation"), ("gelu", "activation"),
+    ("loss", "loss"), ("head", "loss"), ("embedding", "other"),
+)  # fmt: skip
 
 
 def cause_of_work(kind: Kind, place: Place) -> str:
