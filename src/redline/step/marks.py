@@ -50,8 +50,6 @@ def marked(step: TrainStep) -> Iterator[None]:
     model, optimizer = step.state.model, step.state.optimizer
     with ExitStack() as undo:
         shadow = _Shadows(undo)
-        shadow(step, "_accumulate", mark("region", "accumulate"))
-        shadow(step, "_count_tokens", mark("region", "tokens"))
         shadow(optimizer, "step", mark("phase", "optimizer"))
         shadow(optimizer.buffers, "zero_grad", mark("phase", "optimizer"))
         _mark_model(model, undo, shadow)
