@@ -50,9 +50,6 @@ def test_profiling_changes_no_bit_and_leaves_an_account(train: Any) -> None:
         True
     ] + [False]
     assert found.reference.flops_source == "model" and found.mfu is not None
-    assert (
-        found.loss_ms("unknown") < 0.05 * found.wall_ms
-    )  # the loop itself: half a millisecond of a tiny step
     assert not (plain.folder / "ledger.json").exists()
     assert watched.summary["ledger"]["steps"] == [4, 5]
     assert "where the time of steps 4-5 went" in watched.output
