@@ -14,6 +14,7 @@ from redline.comm import every, from_first
 from redline.config import InvalidConfigError, LoggingConfig, Problem
 from redline.errors import TrainingError
 from redline.files import os_errors_as, write_atomic
+from redline.formulas.flops import flops_per_packed_token
 from redline.ledger import Ledger, Reference, StepAccount, join_ranks, write_account
 from redline.ledger.statistics import WARMUP_STEPS
 from redline.ledger.take import take_account
@@ -40,6 +41,7 @@ class Profiling:
 
     def __init__(self, run: OpenRun, folder: RunFolder, step: TrainStep, ledger: Ledger | None) -> None:
         self.run, self.folder, self._ledger = run, folder, ledger
+        self._step = step
         self.account: StepAccount | None = None
         # All ranks keep apart all windows, and then each takes its own: their accounts are taken together.
         windows = [window for window, mine in _apart(self._windows()) if mine]
@@ -123,6 +125,12 @@ class Profiling:
         run = self.run
         flops, precision = run.plan.flops["causal-half"], run.plan.precision
         tokens = run.plan.tokens_per_step(run.state.consumed_samples) / run.groups.world.size
+        if self._step.work is not None:  # packed documents have attention of their own lengths
+            num_tokens, scores = self._step.work
+            flops, tokens = (
+                flops_per_packed_token(run.plan.shape, num_tokens, scores),
+                num_tokens / run.groups.world.size,
+            )
         step_s = None if self._ledger is None else self._ledger.statistics.step_time_s
         return Reference(
             device=run.hardware.name,

@@ -81,6 +81,7 @@ class TrainStep:
         shape = state.shape
         drops = shape.hidden_dropout > 0 or shape.attention_dropout > 0
         self._dropout_keys = dropout_keys(seed, shape.num_layers, device) if drops else None
+        self.work: tuple[int, Attended] | None = None  # tokens and scores of the newest step
         self._graph = None
         if graph_warmup_steps is not None:
             self._graph = MicrobatchGraph(self._microbatch, device, graph_warmup_steps, say)
@@ -94,7 +95,7 @@ class TrainStep:
         state, optimizer, progress = self.state, self.state.optimizer, self._progress
         progress.step = state.iteration + 1
         progress.begins("counting tokens")
-        counts = self._count(microbatches)
+        counts = self._count_tokens(microbatches)
         optimizer.buffers.zero_grad()
         if state.fp8 is not None:
             state.fp8.begin_step()
@@ -120,12 +121,13 @@ class TrainStep:
         progress.begins("after the step")
         num_samples = sum(batch.num_samples for batch in microbatches) * self._dp.size
         num_counted, num_tokens, *scores = counts.tolist()
+        self.work = num_tokens, Attended(*scores)
         self._advance(result, num_samples, num_counted)
         assert result.loss is not None
         took = time.perf_counter() - started
-        return StepOutcome(result.loss, lr, num_samples, num_tokens, Attended(*scores), took, result)
+        return StepOutcome(result.loss, lr, num_samples, *self.work, took, result)
 
-    def _count(self, microbatches: Sequence[Microbatch]) -> Tensor:
+    def _count_tokens(self, microbatches: Sequence[Microbatch]) -> Tensor:
         """Of the whole global batch: tokens that count in the loss, all tokens, `Attended`; int64 [4]."""
         counted = [
             sum(int(batch.loss_mask_BS.count_nonzero()) for batch in microbatches),
