@@ -184,3 +184,12 @@ class OptimConfig(Section):
     optimizer_cpu_offload: bool = flag(
         False, account="memory", waits_for=OFFLOAD, help="Keep optimizer states in host memory."
     )
+    optimizer_offload_fraction: float = flag(
+        1.0,
+        account="memory",
+        at_least=0,
+        at_most=1,
+        needs={"optimizer_cpu_offload": True},
+        waits_for=OFFLOAD,
+        help="Share of the optimizer states that moves.",
+    )

@@ -145,7 +145,7 @@ mup-base-hidden-size mup-embedding-mult mup-output-mult mup-width-mult no-rope-f
 no-weight-decay-cond-type non-persistent-global-ckpt-dir non-persistent-local-ckpt-algo
 non-persistent-local-ckpt-dir null-tokenizer-eod-id null-tokenizer-pad-id num-channels num-classes
 num-dataset-builder-threads num-speculative-tokens object-storage-cache-path offload-modules
-one-logger-project one-logger-run-name onnx-safe optimizer-offload-fraction outer-dp-sharding-strategy
+one-logger-project one-logger-run-name onnx-safe outer-dp-sharding-strategy
 override-ckpt-iteration patch-dim per-dataset-sequences-path phase-transition-iterations
 pipeline-model-parallel-comm-backend q-lora-rank qk-clip-alpha qk-clip-threshold qk-head-dim
 qk-pos-emb-head-dim query-in-block-prob refit-method relative-attention-max-distance
