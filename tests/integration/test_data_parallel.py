@@ -194,6 +194,28 @@ def test_split_main_parameters_on_ranks(tmp_path: Path) -> None:
     same_bits(found["whole"], found["halves"])
 
 
+def test_a_rank_holds_what_the_plan_says() -> None:
+    """Bytes of parameters, gradients and optimizer states on each of two ranks: within 3 % (alignment)."""
+    values = {
+        **BASE, **SHARDED, "fp64": False, "bf16": True, "hidden_size": 256, "ffn_hidden_size": 512,
+        "ddp_bucket_size": 400_000,
+    }  # fmt: skip
+
+    def work(environment: Environment) -> tuple[int, int]:
+        run = open_run(parsed(values), environment, lambda _: None)
+        buffers, seen = run.state.optimizer.buffers, dict[int, int]()
+        for buffer in (*buffers.buffers, *buffers.shards):
+            for kind, tensor in buffer.tensors.items():
+                whole = buffer.window is None or kind not in ("param", "main_grad")
+                if whole:
+                    seen[tensor.data_ptr()] = tensor.nbytes
+        run.close()
+        return sum(seen.values()), sum(run.plan.memory.fullest.state.values())
+
+    for held, predicted in on_ranks(2, work):
+        assert held == pytest.approx(predicted, rel=0.03)
+
+
 def test_beside_tensor_parallel(tmp_path: Path) -> None:
     """Two tp ranks with sequence parallelism, two dp ranks each that share the states."""
     tp = {"tensor_model_parallel_size": 2, "sequence_parallel": True, "global_batch_size": 4}
