@@ -118,6 +118,14 @@ def _list_checks(lang: str) -> None:
         print(f"{each.id}  {each.account:13} {each.severity:7}  {texts['title']}  ({texts['looks']})")
 
 
+def case_of_run(folder: Path) -> Case:
+    """A run's folder as `redline doctor FOLDER` takes it.
+
+    Raises: RedlineError when its configuration or its records cannot be read.
+    """
+    return _case(_parser().parse([str(folder)]))[0]
+
+
 def _case(asked: Any) -> tuple[Case, list[dict[str, Any]], str]:
     """The case, what was assumed for it, and how to name it."""
     machine = _machine(asked)

@@ -29,6 +29,7 @@ COMMANDS = {
         "redline.cli.ledger",
         "where the time of a profiled step went: of a run, or of any PyTorch trace",
     ),
+    "report": ("redline.cli.report", "one HTML page of a run, or of several side by side"),
     "bench": ("redline.cli.bench", "measure this machine: training steps, fused operators, index building"),
 }
 EXAMPLES = """\

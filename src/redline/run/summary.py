@@ -79,6 +79,7 @@ def summarize(
             if statistics.steps
             else None,
             "nonfinite_steps": state.nonfinite_steps,
+            "world_size": run.groups.world.size,
             "compiled": run.compiled and run.compiled.as_dict(),
             "ledger": ledger_of(account),
             "test_loss": None if test is None else test.loss,

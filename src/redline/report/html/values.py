@@ -1,0 +1,38 @@
+"""Plain values out of a run's files, taken for what they are: a file may be of another version, or edited."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def number(value: Any) -> float | None:
+    """A finite number, else None."""
+    plain = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if plain and math.isfinite(value) else None
+
+
+def mapping(value: Any) -> Mapping[str, Any]:
+    """A JSON object, else an empty one."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def objects(value: Any) -> list[Mapping[str, Any]]:
+    """The objects of a JSON array, else none."""
+    listed = value if isinstance(value, Sequence) and not isinstance(value, str) else ()
+    return [each for each in listed if isinstance(each, Mapping)]
+
+
+def plural(count: int, word: str) -> str:
+    """1 run, 2 runs."""
+    return f"{count:,} {word}{'' if count == 1 else 's'}"
+
+
+def shown(value: float, digits: int = 4) -> str:
+    """A number as people read it: 1,234,567 or 0.01234 or 1.2e-05."""
+    if value and not 1e-4 <= abs(value) < 1e15:
+        return f"{value:.{digits - 1}e}"
+    if abs(value) >= 10 ** (digits - 1):
+        return f"{value:,.0f}"
+    return f"{value:.{digits}g}"

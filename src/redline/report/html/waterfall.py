@@ -1,0 +1,165 @@
+"""The waterfall of ledger.json: from peak down to the MFU, one bar a cause, and what may regain it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from redline.doctor import CHECKS, Diagnosis, texts_of
+from redline.ledger import Loss, StepAccount
+
+ACCOUNTS = ("kernels", "communication", "memory", "host", "unknown")
+RAN_AT = {"gemm": "matrix products", "attention": "attention"}  # with no peak to be below
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """One loss, hanging where the bar before it ended; `left` and `width` in percent of the step.
+
+    Attributes:
+        gains: the cause took less than no time: kernels above a measured peak.
+    """
+
+    key: str
+    cause: str
+    account: str
+    left: float
+    width: float
+    ms: float
+    share: float
+    mends: Sequence[str]
+    gains: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """An account's part of the step, in the bar that shows the whole; `account` may be "useful"."""
+
+    account: str
+    ms: float
+    share: float
+    width: float
+
+
+@dataclass(frozen=True, slots=True)
+class Regain:
+    """A check of the doctor's that may regain some of the causes.
+
+    Attributes:
+        share: of the step, of all its causes together.
+        fails: whether it fails for this run; None where nobody examined it.
+    """
+
+    id: str
+    title: str
+    causes: Sequence[str]
+    share: float
+    fails: bool | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waterfall:
+    """An account as the page draws it.
+
+    Attributes:
+        known: whether there is a peak to count points of MFU against; else shares of the time.
+    """
+
+    known: bool
+    account: StepAccount
+    bars: Sequence[Bar]
+    segments: Sequence[Segment]
+    regains: Sequence[Regain]
+
+    @property
+    def title(self) -> str:
+        """What was profiled."""
+        steps = self.account.steps
+        if not steps:
+            return "the profiled step"
+        return f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
+
+    @property
+    def said(self) -> str:
+        """The whole bar in a sentence."""
+        return ", ".join(f"{each.account} {each.share:.1%}" for each in self.segments)
+
+
+def waterfall_of(account: StepAccount, diagnosis: Diagnosis | None) -> Waterfall:
+    """Bars by account and size, the account's total, and the checks by what they could regain."""
+    known = account.ideal_ms is not None
+    ordered = sorted(
+        (loss for loss in account.losses if loss.ms or loss.key == "unknown"),
+        key=lambda loss: (ACCOUNTS.index(loss.account), -loss.ms),
+    )
+    return Waterfall(
+        known=known,
+        account=account,
+        bars=list(_bars(ordered, known)),
+        segments=_segments(ordered, account),
+        regains=_regains(ordered, diagnosis),
+    )
+
+
+def _bars(losses: Iterable[Loss], known: bool) -> Iterable[Bar]:
+    at = 100.0
+    for loss in losses:
+        after = at - 100 * loss.share
+        yield Bar(
+            key=loss.key,
+            cause=loss.cause if known else RAN_AT.get(loss.key, loss.cause),
+            account=loss.account,
+            left=round(max(0.0, min(at, after)), 3),
+            width=round(abs(at - after), 3),
+            ms=loss.ms,
+            share=loss.share,
+            mends=loss.mends,
+            gains=loss.ms < 0,
+        )
+        at = after
+
+
+def _segments(losses: Sequence[Loss], account: StepAccount) -> list[Segment]:
+    sums: dict[str, float] = {} if account.ideal_ms is None else {"useful": account.ideal_ms}
+    for loss in losses:
+        sums[loss.account] = sums.get(loss.account, 0.0) + loss.ms
+    drawn = sum(ms for ms in sums.values() if ms > 0) or 1.0
+    return [
+        Segment(name, ms, ms / account.wall_ms, round(100 * max(0.0, ms) / drawn, 3))
+        for name, ms in sums.items()
+    ]
+
+
+def _regains(losses: Sequence[Loss], diagnosis: Diagnosis | None) -> list[Regain]:
+    """Those that fail first, then by what their causes hold."""
+    known = {each.id for each in CHECKS}
+    failed = None if diagnosis is None else {finding.id for finding in diagnosis.findings}
+    causes: dict[str, list[Loss]] = {}
+    for loss in losses:
+        for id in loss.mends if loss.ms > 0 else ():
+            causes.setdefault(id, []).append(loss)
+    found = [
+        Regain(
+            id,
+            texts_of(id, "", "en")["title"] if id in known else "a check of another release",
+            [loss.cause for loss in own],
+            sum(loss.share for loss in own),
+            None if failed is None else id in failed,
+        )
+        for id, own in causes.items()
+    ]
+    return sorted(found, key=lambda regain: (not regain.fails, -regain.share, regain.id))
+
+
+def side_by_side(falls: Mapping[str, Waterfall]) -> list[tuple[str, str, list[Bar | None]]]:
+    """(cause, account, the bar in each run or None) of every cause that a run has, by account."""
+    causes = {bar.key: (bar.cause, bar.account) for fall in falls.values() for bar in fall.bars}
+    ordered = sorted(causes.items(), key=lambda item: ACCOUNTS.index(item[1][1]))
+    return [
+        (
+            cause,
+            account,
+            [next((bar for bar in fall.bars if bar.key == key), None) for fall in falls.values()],
+        )
+        for key, (cause, account) in ordered
+    ]
