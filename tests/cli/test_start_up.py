@@ -53,6 +53,7 @@ def answer(barred: Path, *words: str) -> subprocess.CompletedProcess[str]:
         ("memory --preset llama3-8b", "8,030,261,248"),
         ("memory --preset llama3-8b --gpu h200 --json", '"total"'),
         ("bench --help", "bench"),
+        ("report --help", "--price-per-gpu-hour"),
     ],
 )
 def test_answers_without_torch(barred: Path, words: str, said: str) -> None:

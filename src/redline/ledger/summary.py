@@ -83,7 +83,26 @@ def write_summary(path: Path, summary: RunSummary) -> None:
         write_json_atomic(path, summary.as_dict())
 
 
+# What a reader may rely on: these are of that kind, or null, or absent.
+_KINDS = {"hardware": dict, "predicted_memory": dict, "mfu": dict, "versions": dict, "files": dict,
+          "choices": list, "data": list}  # fmt: skip
+_WORDS = {dict: "object", list: "list"}
+
+
 def read_summary(path: Path) -> dict[str, Any]:
-    """The document as plain values."""
-    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    """The document as plain values.
+
+    Raises: OSError; ValueError when the file is no JSON, or no summary of a run.
+    """
+    document = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(document, dict):
+        raise ValueError(f"it holds a {type(document).__name__}, not an object")
+    for name, kind in _KINDS.items():
+        if not isinstance(document.get(name), kind | None):
+            raise ValueError(f"its {name} is no {_WORDS[kind]}")
+    named = ("what", "asked", "ran", "why")
+    if not all(
+        isinstance(each, dict) and each.keys() >= set(named) for each in document.get("choices") or ()
+    ):
+        raise ValueError(f"one of its choices does not name {', '.join(named)}")
     return document

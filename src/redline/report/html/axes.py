@@ -57,7 +57,7 @@ def short(value: float) -> str:
     for unit, name in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
         if abs(value) >= unit:
             return f"{value / (1e3 if name == 'k' else unit):.4g}{name}"
-    return "0" if abs(value) < 1e-12 else shown(value, 3) if abs(value) < 1 else f"{value:.4g}"
+    return "0" if value == 0 else shown(value, 3) if abs(value) < 1 else f"{value:.4g}"
 
 
 def round_step(width: float) -> float:

@@ -109,6 +109,11 @@ def _gib(record: Mapping[str, Any], key: str) -> float | None:
     return None if value is None else value / 2**30
 
 
+def _ms(record: Mapping[str, Any], key: str) -> float | None:
+    value = number(record.get(key))
+    return None if value is None else 1e3 * value
+
+
 LOSS = Measure("loss", "Loss", "nats a token")
 THROUGHPUT = Measure("tokens_per_s", "Throughput", "tokens/s", from_zero=True)
 PLAIN = (
@@ -116,6 +121,7 @@ PLAIN = (
     Measure("lr", "Learning rate", "", from_zero=True),
     THROUGHPUT,
     Measure("mfu", "MFU", "% of peak, attention causal-half", from_zero=True, read=_percent),
+    Measure("data_wait_s", "Wait for data", "ms", from_zero=True, read=_ms),
     Measure("memory_now", "Memory after the step", "GiB", from_zero=True, read=_gib),
 )
 # Keys of a step's record that have a chart, or none because they say the same as another or only count up.

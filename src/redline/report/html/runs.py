@@ -140,12 +140,9 @@ def _summary(folder: Path) -> Mapping[str, Any]:
     if not path.exists():
         return {}
     try:
-        document = read_summary(path)
+        return read_summary(path)
     except (OSError, ValueError) as error:
         raise _unreadable(path, error) from error
-    if not isinstance(document, dict):
-        raise _unreadable(path, f"it holds a {type(document).__name__}, not an object")
-    return document
 
 
 def _options(folder: Path) -> Mapping[str, Any]:
@@ -168,8 +165,8 @@ def _record(steps: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], fold
     settled = [each for each in steps if not each.get("profiled")]  # a profiler slows its steps
     try:
         return record_of(settled or steps, summary)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise _unreadable(folder / SUMMARY_FILE, f"its values are not a run's ({error!r})") from error
+    except (TypeError, ValueError) as error:
+        raise _unreadable(folder / METRICS_FILE, f"its values are not a run's ({error})") from error
 
 
 def _checkpoints(folder: Path, options: Mapping[str, Any], first: int, last: int) -> Iterator[int]:

@@ -97,7 +97,7 @@ def waterfall_of(account: StepAccount, diagnosis: Diagnosis | None) -> Waterfall
         account=account,
         bars=list(_bars(ordered, known)),
         segments=_segments(ordered, account),
-        regains=_regains(ordered, diagnosis),
+        regains=_regains(ordered, known, diagnosis),
     )
 
 
@@ -107,7 +107,7 @@ def _bars(losses: Iterable[Loss], known: bool) -> Iterable[Bar]:
         after = at - 100 * loss.share
         yield Bar(
             key=loss.key,
-            cause=loss.cause if known else RAN_AT.get(loss.key, loss.cause),
+            cause=cause_of(loss, known),
             account=loss.account,
             left=round(max(0.0, min(at, after)), 3),
             width=round(abs(at - after), 3),
@@ -117,6 +117,11 @@ def _bars(losses: Iterable[Loss], known: bool) -> Iterable[Bar]:
             gains=loss.ms < 0,
         )
         at = after
+
+
+def cause_of(loss: Loss, known: bool) -> str:
+    """A loss in words; without a known peak nothing is below it."""
+    return loss.cause if known else RAN_AT.get(loss.key, loss.cause)
 
 
 def _segments(losses: Sequence[Loss], account: StepAccount) -> list[Segment]:
@@ -130,9 +135,9 @@ def _segments(losses: Sequence[Loss], account: StepAccount) -> list[Segment]:
     ]
 
 
-def _regains(losses: Sequence[Loss], diagnosis: Diagnosis | None) -> list[Regain]:
+def _regains(losses: Sequence[Loss], known: bool, diagnosis: Diagnosis | None) -> list[Regain]:
     """Those that fail first, then by what their causes hold."""
-    known = {each.id for each in CHECKS}
+    checks = {each.id for each in CHECKS}
     failed = None if diagnosis is None else {finding.id for finding in diagnosis.findings}
     causes: dict[str, list[Loss]] = {}
     for loss in losses:
@@ -141,8 +146,8 @@ def _regains(losses: Sequence[Loss], diagnosis: Diagnosis | None) -> list[Regain
     found = [
         Regain(
             id,
-            texts_of(id, "", "en")["title"] if id in known else "a check of another release",
-            [loss.cause for loss in own],
+            texts_of(id, "", "en")["title"] if id in checks else "a check of another release",
+            [cause_of(loss, known) for loss in own],
             sum(loss.share for loss in own),
             None if failed is None else id in failed,
         )
