@@ -153,7 +153,13 @@ def test_throughput_shows_evaluations_checkpoints_and_profiled_steps(page: Node)
 def test_memory_choices_environment(page: Node) -> None:
     memory = page.one("section", id="memory")
     assert [round(each / 2**30, 2) for each in memory.numbers] == [69.34, 71.0]
-    assert "optimizer 21.88 GiB" in memory.text and "predicted / measured 0.98" in memory.text
+    assert "optimizer predicted 21.88 GiB" in memory.text and "predicted / measured 0.98" in memory.text
+    parts = memory.one("table", class_="parts").rows()
+    assert ["main params", "10.94 GiB", "11.00 GiB"] in parts
+    assert ["activations and workspace, together", "20.12 GiB", "21.00 GiB"] in parts
+    assert ["kept in reserve", "", "2.00 GiB"] in parts
+    predicted, measured = memory.all("div", class_="bar")
+    assert [len(bar.all("i")) for bar in (predicted, measured)] == [5, 4]
     rows = page.one("section", id="choices").one("table").rows()
     assert ["attention-backend", "auto", "fused", "the fastest of those measured"] in rows
     facts = [row for table in page.one("section", id="environment").all("table") for row in table.rows()]

@@ -1,4 +1,7 @@
-"""Predicted memory by class beside what was measured."""
+"""Predicted memory by class beside what was measured.
+
+A run measures what is always held by the size of its buffers, and what a step adds to them as one sum.
+"""
 
 from __future__ import annotations
 
@@ -14,33 +17,46 @@ CLASSES = (("weights", "weights"), ("main_params", "weights"), ("main_grads", "g
            ("workspace", "workspace"))  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Bytes of one part, its class, and its width in percent of the longest bar."""
+STEP = "activations_and_workspace"  # measured: what a step adds
+RESERVE = "kept_in_reserve"  # measured: beside the peak, not in it
 
-    name: str
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A class in a bar: its bytes, and its width in percent of the longest bar."""
+
     kind: str
     num_bytes: float
     width: float
 
 
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A part, its class, what was predicted and measured of it; None where it is not known apart."""
+
+    name: str
+    kind: str
+    predicted: float | None
+    measured: float | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """What was predicted, part by part, and what was measured; either may be None.
+    """What was predicted and what was measured, in all and by part; either may be None.
 
     Attributes:
-        classes: the parts added up by class.
-        measured_width, capacity_at: percent of the longest bar; None where not known or off the scale.
+        predicted_bar, measured_bar: by class; the measured one in one piece where only the sum is known.
+        capacity_at: percent of the longest bar; None where not known or off the scale.
         ratio: predicted over measured, on a GPU; a CPU's measure counts whatever else its process holds.
     """
 
-    parts: Sequence[Part]
-    classes: Sequence[Part]
+    rows: Sequence[Row]
+    predicted_bar: Sequence[Segment]
+    measured_bar: Sequence[Segment]
     predicted: float | None
     peak_at: str
     measured: float | None
     measure: str
-    measured_width: float
     capacity: float | None
     capacity_at: float | None
     ratio: float | None
@@ -49,7 +65,8 @@ class Memory:
 def memory_of(run: RunData) -> Memory | None:
     """Of summary.json, or the greatest peak in metrics.jsonl; None where neither says anything."""
     document = mapping(run.summary.get("predicted_memory"))
-    sizes = {name: number(size) or 0.0 for name, size in mapping(document.get("parts")).items()}
+    sizes = _sizes(document.get("parts"))
+    found = _sizes(run.summary.get("measured_memory"))
     predicted, measured = number(document.get("total")), number(run.record.memory_bytes)
     if predicted is None and measured is None:
         return None
@@ -57,13 +74,14 @@ def memory_of(run: RunData) -> Memory | None:
     capacity, on_gpu = number(hardware.get("memory_bytes")), hardware.get("kind") == "cuda"
     whole = max(predicted or 0.0, sum(sizes.values()), measured or 0.0, (on_gpu and capacity) or 0.0) or 1.0
     return Memory(
-        parts=[Part(name, class_of(name), size, 100 * size / whole) for name, size in sizes.items() if size],
-        classes=_classes(sizes, whole),
+        rows=_rows(sizes, found),
+        predicted_bar=_bar(sizes, whole),
+        measured_bar=_bar(found, whole)
+        or [Segment("measured", measured or 0.0, 100 * (measured or 0.0) / whole)],
         predicted=predicted,
         peak_at=str(document.get("peak_at") or ""),
         measured=measured,
         measure=str(run.summary.get("memory_measure") or "peak in metrics.jsonl"),
-        measured_width=100 * (measured or 0.0) / whole,
         capacity=capacity,
         capacity_at=100 * capacity / whole if on_gpu and capacity else None,
         ratio=predicted / measured if on_gpu and predicted and measured else None,
@@ -75,8 +93,29 @@ def class_of(part: str) -> str:
     return next((kind for start, kind in CLASSES if part.startswith(start)), "other")
 
 
-def _classes(sizes: Mapping[str, float], whole: float) -> list[Part]:
+def _sizes(parts: object) -> dict[str, float]:
+    """Part -> bytes, without those that take none."""
+    sizes = {name: number(size) for name, size in mapping(parts).items()}
+    return {name: size for name, size in sizes.items() if size}
+
+
+def _bar(sizes: Mapping[str, float], whole: float) -> list[Segment]:
     sums: dict[str, float] = {}
     for name, size in sizes.items():
-        sums[class_of(name)] = sums.get(class_of(name), 0.0) + size
-    return [Part(name, name, size, round(100 * size / whole, 3)) for name, size in sums.items() if size]
+        if name != RESERVE:
+            sums[class_of(name)] = sums.get(class_of(name), 0.0) + size
+    return [Segment(kind, size, round(100 * size / whole, 3)) for kind, size in sums.items()]
+
+
+def _rows(predicted: Mapping[str, float], measured: Mapping[str, float]) -> list[Row]:
+    """Every part; then what a step adds, whose predicted parts stand above it, and the reserve."""
+    names = dict.fromkeys([*predicted, *(name for name in measured if name not in (STEP, RESERVE))])
+    rows = [Row(name, class_of(name), predicted.get(name), measured.get(name)) for name in names]
+    if STEP in measured:
+        together = sum(
+            size for name, size in predicted.items() if class_of(name) in ("activations", "workspace")
+        )
+        rows.append(Row(f"{STEP}, together", "activations", together or None, measured[STEP]))
+    if RESERVE in measured:
+        rows.append(Row(RESERVE, "other", None, measured[RESERVE]))
+    return rows
