@@ -40,6 +40,7 @@ class MicrobatchShape:
         segments: documents are kept apart by a mask of every sample.
         fused: the operators that run as Redline's kernels; the others are plain PyTorch.
         recompute: what is dropped in forward and computed again.
+        tp, sequence: tensor-parallel ranks, and whether they share the sequence too.
         fp8: GEMMs of the layers keep their input in fp8.
         fp8_weights: elements of the weights that are kept in fp8 too, in both layouts.
         offload_layers: how many layers, from the first, keep what they save in host memory.
@@ -55,6 +56,8 @@ class MicrobatchShape:
     segments: bool = False
     fused: frozenset[Operator] = frozenset()
     recompute: Recompute = NOTHING
+    tp: int = 1
+    sequence: bool = False
     offload_layers: int = 0
     fp8: bool = False
     fp8_weights: int = 0
@@ -68,6 +71,11 @@ class MicrobatchShape:
     def tokens(self) -> int:
         """T = S * B."""
         return self.seq_length * self.micro_batch_size
+
+    @property
+    def rows(self) -> int:
+        """Tokens of the residual stream that a rank holds: T, or T/tp where the ranks share the sequence."""
+        return self.tokens // self.tp if self.sequence else self.tokens
 
     @property
     def item(self) -> int:
@@ -104,7 +112,7 @@ def saved_by_layer(shape: ModelShape, run: MicrobatchShape) -> tuple[Held, ...]:
     """What one layer keeps for backward, if it is in no unit of full recompute."""
     kept = list(_made_by_layer(shape, run))
     T, e = run.tokens, run.item
-    stream, curve = T * shape.hidden * e, T * shape.fc1_size * e
+    stream, curve = run.rows * shape.hidden * e, T * shape.fc1_size * e
     instead: list[tuple[Module, str, Held]] = [
         ("layernorm", "attention.norm attention.qkv", Held("attention", "attention.norm", "input", stream)),
         ("layernorm", "mlp.norm mlp.fc1:input", Held("mlp", "mlp.norm", "input", stream)),
@@ -126,7 +134,7 @@ def _among(held: Held, names: list[str]) -> bool:
 
 def unit_input(shape: ModelShape, run: MicrobatchShape) -> Held:
     """What a unit of full recompute keeps: the residual stream before its first layer."""
-    return Held("attention", "unit", "input", run.tokens * shape.hidden * run.item)
+    return Held("attention", "unit", "input", run.rows * shape.hidden * run.item)
 
 
 def rebuilt_by_layer(shape: ModelShape, run: MicrobatchShape) -> tuple[Held, ...]:
@@ -150,25 +158,25 @@ def rebuilt_by_layer(shape: ModelShape, run: MicrobatchShape) -> tuple[Held, ...
 def shared_stream(shape: ModelShape, run: MicrobatchShape) -> int:
     """Bytes of the residual stream where a norm keeps it as it is, and not a wide copy."""
     itself = "norm" in run.fused or run.wide == run.item
-    return run.tokens * shape.hidden * run.item if itself else 0
+    return run.rows * shape.hidden * run.item if itself else 0
 
 
 def _made_by_layer(shape: ModelShape, run: MicrobatchShape) -> tuple[Held, ...]:
     """Everything a layer would keep."""
-    T, e = run.tokens, run.operand
+    T, R, e = run.tokens, run.rows, run.operand
     saved = [
-        *_norm(shape, run, "attention", "attention.norm", T, shape.hidden, fused="norm" in run.fused),
-        Held("attention", "attention.qkv", "input", T * shape.hidden * e),
+        *_norm(shape, run, "attention", "attention.norm", R, shape.hidden, fused="norm" in run.fused),
+        Held("attention", "attention.qkv", "input", R * shape.hidden * e),
         *_attention(shape, run),
         Held("attention", "attention.proj", "input", T * shape.q_size * e),
-        *_norm(shape, run, "mlp", "mlp.norm", T, shape.hidden, fused="norm" in run.fused),
-        Held("mlp", "mlp.fc1", "input", T * shape.hidden * e),
+        *_norm(shape, run, "mlp", "mlp.norm", R, shape.hidden, fused="norm" in run.fused),
+        Held("mlp", "mlp.fc1", "input", R * shape.hidden * e),
         *_activation(shape, run),
         Held("mlp", "mlp.fc2", "input", T * shape.ffn * e),
     ]
     if shape.hidden_dropout and "bias_dropout_add" not in run.fused:
-        saved.append(Held("attention", "attention.dropout", "mask", T * shape.hidden * BOOL))
-        saved.append(Held("mlp", "mlp.dropout", "mask", T * shape.hidden * BOOL))
+        saved.append(Held("attention", "attention.dropout", "mask", R * shape.hidden * BOOL))
+        saved.append(Held("mlp", "mlp.dropout", "mask", R * shape.hidden * BOOL))
     return tuple(held for held in saved if held.num_bytes)
 
 
@@ -182,14 +190,14 @@ def saved_by_embedding(shape: ModelShape, run: MicrobatchShape) -> tuple[Held, .
     if shape.position == "rope":
         saved.append(Held("embedding", "rope", "cos, sin", run.seq_length * shape.rotary_dim * run.wide))
     if shape.hidden_dropout and "bias_dropout_add" not in run.fused:
-        saved.append(Held("embedding", "dropout", "mask", T * shape.hidden * BOOL))
+        saved.append(Held("embedding", "dropout", "mask", run.rows * shape.hidden * BOOL))
     return tuple(saved)
 
 
 def saved_by_head(shape: ModelShape, run: MicrobatchShape) -> tuple[Held, ...]:
     """Final norm, head and loss."""
     T, H = run.tokens, shape.hidden
-    norm = tuple(_norm(shape, run, "head", "final_norm", T, H, fused="norm" in run.fused))
+    norm = tuple(_norm(shape, run, "head", "final_norm", run.rows, H, fused="norm" in run.fused))
     if "linear_cross_entropy" in run.fused:
         saved = [
             Held("head", "loss", "gradient of the hidden states", T * H * run.item),
@@ -199,12 +207,12 @@ def saved_by_head(shape: ModelShape, run: MicrobatchShape) -> tuple[Held, ...]:
             weight = shape.padded_vocab_size * H * run.item
             saved.append(Held("head", "head", "weight gradient before it is added", weight))
         return (*norm, *saved)
-    if "cross_entropy" in run.fused:
+    if "cross_entropy" in run.fused or run.tp > 1:  # the loss of a split vocabulary keeps logits either way
         return (
             *norm,
             Held("head", "head", "input", T * H * run.item),
             Held("head", "loss", "logits, padded", T * shape.padded_vocab_size * run.item),
-            Held("head", "loss", "labels, weights, log-sum-exp, mask", T * (INT64 + 2 * FP32 + BOOL)),
+            Held("head", "loss", "labels, weights, log-sum-exp, mask", T * (INT64 + 2 * run.wide + BOOL)),
         )
     return (
         *norm,
@@ -303,8 +311,10 @@ def mlp_workspace(shape: ModelShape, run: MicrobatchShape, again: bool = False) 
         backward.append(Held("mlp", "mlp.fc2", "transposed operand", T * F))
     if not run.fuse_wgrad:
         backward.append(Held("mlp", "mlp.fc2", "weight gradient before it is added", H * F * e))
-    stream = Held("mlp", "mlp", "gradient of the residual stream", 2 * T * H * e)
+    stream = Held("mlp", "mlp", "gradient of the residual stream", 2 * run.rows * H * e)
     backward.append(stream)
+    if run.sequence:
+        backward.append(Held("mlp", "mlp.fc1", "gathered input, unscattered gradient", 2 * T * H * e))
     if again:
         forward.append(stream)
         draws.append(stream)

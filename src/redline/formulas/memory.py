@@ -125,13 +125,15 @@ class MemoryEstimate:
 
 
 def training_memory(shape: ModelShape, run: MicrobatchShape, dtypes: StateDtypes) -> MemoryEstimate:
-    """Predicted peak memory of training `shape` on one process.
+    """Predicted peak memory of training `shape` on one rank.
 
     Args:
         run: the microbatch and what runs it.
         dtypes: of parameters, gradients and optimizer state.
     """
-    state = state_bytes(stored_elements(shape, ALIGNMENT), dtypes)
+    elements = stored_elements(shape, ALIGNMENT, run.tp)
+    state = state_bytes(elements, dtypes)
+    shape = of_rank(shape, run.tp)
     if run.fp8_weights:
         state["fp8_copies"] = 2 * run.fp8_weights
     embedding, head = saved_by_embedding(shape, run), saved_by_head(shape, run)
@@ -140,7 +142,7 @@ def training_memory(shape: ModelShape, run: MicrobatchShape, dtypes: StateDtypes
         "loss": (embedding + saved_by_layers(shape, run) + head, loss_workspace(shape, run)),
         "mlp": (embedding + mlp[0], mlp[1]),
         "attention": (embedding + attention[0], attention[1]),
-        "optimizer": ((), (Held("head", "optimizer", "staging", _optimizer_scratch(shape, dtypes, run)),)),
+        "optimizer": ((), (Held("head", "optimizer", "staging", _optimizer_scratch(elements, dtypes, run)),)),
     }
     library = LIBRARY_WORKSPACE[run.device]
     held = sum(state.values()) + library
@@ -158,6 +160,15 @@ def training_memory(shape: ModelShape, run: MicrobatchShape, dtypes: StateDtypes
         context=CONTEXT[run.device],
     )
     return MemoryEstimate((stage,))
+
+
+def of_rank(shape: ModelShape, tp: int) -> ModelShape:
+    """The part of a model that one of `tp` tensor-parallel ranks runs, its share of the vocabulary too."""
+    if tp == 1:
+        return shape
+    rows = shape.padded_vocab_size // tp
+    part = shape.of_rank(tp)
+    return replace(part, padded_vocab_size=rows, vocab_size=min(shape.vocab_size, rows))
 
 
 def saved_by_layers(shape: ModelShape, run: MicrobatchShape, last: int | None = None) -> tuple[Held, ...]:
@@ -218,6 +229,7 @@ def _worst(moments: Iterator[Moment]) -> Moment:
 
 def activation_table(shape: ModelShape, run: MicrobatchShape) -> tuple[tuple[int, Held], ...]:
     """Every saved tensor with how often it is saved: once a layer, or once."""
+    shape = of_rank(shape, run.tp)
     once = [(1, held) for held in saved_by_embedding(shape, run)]
     units = run.recompute.units(shape.num_layers)
     plain = shape.num_layers - (units[-1].stop if units else 0)
@@ -225,14 +237,13 @@ def activation_table(shape: ModelShape, run: MicrobatchShape) -> tuple[tuple[int
     return (*once, *(line for line in layers if line[0]), *((1, held) for held in saved_by_head(shape, run)))
 
 
-def _optimizer_scratch(shape: ModelShape, dtypes: StateDtypes, run: MicrobatchShape) -> int:
+def _optimizer_scratch(stored: int, dtypes: StateDtypes, run: MicrobatchShape) -> int:
     """Scratch in the main dtype for each state that is stored in another one; the fused update needs none."""
     if "adamw" in run.fused:
         return 0
     staged = [dtype for dtype in (dtypes.grad, dtypes.exp_avg, dtypes.exp_avg_sq) if dtype != dtypes.main]
     staged += ["remainder"] * dtypes.remainder
-    elements = min(OPTIMIZER_CHUNK, stored_elements(shape, ALIGNMENT))
-    return len(staged) * elements * ITEM_BYTES[dtypes.main]
+    return len(staged) * min(OPTIMIZER_CHUNK, stored) * ITEM_BYTES[dtypes.main]
 
 
 def _sum_by(held: tuple[Held, ...], key: Any) -> dict[str, int]:

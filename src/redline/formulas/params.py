@@ -168,21 +168,25 @@ def layer_parameters(shape: ModelShape, layer: int) -> int:
     return sum(tensor.numel for tensor in logical_tensors(shape) if tensor.layer == layer)
 
 
-def physical_sizes(shape: ModelShape) -> dict[str, int]:
-    """Elements of each parameter as it is stored: q, k, v merged, gate and up merged, vocabulary padded."""
+def physical_sizes(shape: ModelShape, tp: int = 1) -> dict[str, int]:
+    """Elements of each parameter as it is stored: q, k, v merged, gate and up merged, vocabulary padded.
+
+    Of a parameter that `tp` ranks share, those of one rank.
+    """
     sizes: dict[str, int] = {}
     for tensor in logical_tensors(shape):
         name = tensor.name
         for pattern, merged in MERGED:
             name = pattern.sub(merged, name)
-        rows = shape.padded_vocab_size if tensor.split == "vocab" else tensor.size[0]
-        sizes[name] = sizes.get(name, 0) + rows * math.prod(tensor.size[1:])
+        size = rank_slice(tensor, shape, TpRank(tp)).size
+        rows = shape.padded_vocab_size // tp if tensor.split == "vocab" else size[0]
+        sizes[name] = sizes.get(name, 0) + rows * math.prod(size[1:])
     return sizes
 
 
-def stored_elements(shape: ModelShape, alignment: int = 1) -> int:
-    """Elements of all stored parameters, each rounded up to `alignment`."""
-    return sum(-(-size // alignment) * alignment for size in physical_sizes(shape).values())
+def stored_elements(shape: ModelShape, alignment: int = 1, tp: int = 1) -> int:
+    """Elements of all parameters stored on one of `tp` ranks, each rounded up to `alignment`."""
+    return sum(-(-size // alignment) * alignment for size in physical_sizes(shape, tp).values())
 
 
 @dataclass(frozen=True, slots=True)

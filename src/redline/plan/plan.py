@@ -159,6 +159,8 @@ def make_plan(config: RunConfig, hardware: Hardware, vocab_size: int, world_size
         fuse_wgrad=config.kernels.gradient_accumulation_fusion,
         grad_dtype=dtypes.grad,
         segments=config.data.reset_attention_mask or packed,
+        tp=grid.tp,
+        sequence=config.parallel.sequence_parallel,
         fp8=fp8 is not None and config.precision.fp8_wgrad,
         fp8_weights=fp8.weights if fp8 else 0,
         fused=choose_kernels(config.kernels, shape, expected).fused,
