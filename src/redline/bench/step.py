@@ -44,7 +44,8 @@ def bench_step(
     num_tokens = sum(outcome.num_tokens for outcome in measured)
     work = Attended(*map(sum, zip(*(outcome.attended for outcome in measured), strict=True)))
     flops = [flops_per_packed_token(shape, num_tokens, work, convention) for convention in CONVENTIONS]
-    utilisation = [mfu(each, rate, run.hardware, run.plan.precision) for each in flops]
+    per_device = rate / run.groups.world.size
+    utilisation = [mfu(each, per_device, run.hardware, run.plan.precision) for each in flops]
     return {
         "case": _name(run.config.model.preset, shape.num_layers, seq_length, measured[0]),
         "parameters": run.plan.parameters.total,

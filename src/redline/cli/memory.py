@@ -61,7 +61,9 @@ def main(argv: Sequence[str]) -> int:
     if refused := refusals(config):  # what training cannot obey, the prediction does not model
         raise InvalidConfigError(refused)
     hardware = _hardware(config, gpu)
-    plan = make_plan(_with_length(config), hardware, _vocab_size(config))
+    p = config.parallel  # as few ranks as the layout takes: those of dp hold the same
+    ranks = p.tensor_model_parallel_size * p.pipeline_model_parallel_size * p.context_parallel_size
+    plan = make_plan(_with_length(config), hardware, _vocab_size(config), ranks)
     run = None if against is None else _run_summary(Path(against))
     if as_json:
         report = document(plan, hardware, tensors)
