@@ -195,7 +195,7 @@ def test_activations_are_those_of_the_formula(sequence: bool, tmp_path: Path) ->
     values = [{**model, **wide, **tp(2, sequence_parallel=sequence)} for model in (GPT, LLAMA)]
 
     def work(environment):
-        return [_saved(each, replace(environment, master_port=environment.master_port + number), tmp_path)
+        return [_saved(each, replace(environment, attempt=number), tmp_path)
                 for number, each in enumerate(values)]  # fmt: skip
 
     for rank in on_ranks(2, work):
