@@ -10,6 +10,7 @@ from typing import Any
 from redline.ledger import (
     LEDGER_FILE,
     METRICS_FILE,
+    ModuleRow,
     OperatorRow,
     RankAccount,
     Reference,
@@ -54,6 +55,14 @@ OPERATORS = (
     ("redline::rms_norm", "norm", "forward", "", 68, 9.4, 6.4e9, 2.4e10),
     ("aten::copy_", "copy", "backward", "", 96, 6.0, None, 1.9e10),
     ("aten::embedding", "other", "forward", "", 4, 1.1, None, 2.1e9),
+)
+COLUMNS = ("phase", "layer", "module", "calls", "ms", "flops")
+MODULES = (
+    ("forward", 0, "mlp", 4, 60.0, 6e13),
+    ("forward", 1, "mlp", 4, 61.0, 6e13),
+    ("backward", 0, "mlp", 4, 130.0, 12e13),
+    ("forward", None, "head", 4, 44.0, 4e13),
+    ("optimizer", None, "", 1, 26.0, None),
 )
 CHOICES = [
     {"what": "attention-backend", "asked": "auto", "ran": "fused", "why": "the fastest of those measured"},
@@ -212,7 +221,7 @@ def account_of(ranks: int = 1, **reference: Any) -> StepAccount:
         mfu=mfu,
         losses=losses,
         operators=tuple(_operator(known, *each) for each in OPERATORS),
-        modules=(),
+        modules=tuple(ModuleRow(**dict(zip(COLUMNS, each, strict=True))) for each in MODULES),
         ranks=(whole,) * ranks,
         spread=apart,
         overhead=0.0063,

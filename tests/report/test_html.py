@@ -116,6 +116,16 @@ def test_operators_keep_their_numbers(page: Node) -> None:
     )
 
 
+def test_modules_are_added_up_over_the_layers(page: Node) -> None:
+    rows = page.one("table", class_="modules").rows()
+    assert rows[0] == ["Module", "forward", "backward", "optimizer", "FLOPs"]
+    assert rows[1:] == [
+        ["mlp", "121.000", "130.000", "", "240T"],
+        ["head", "44.000", "", "", "40T"],
+        ["(in no module)", "", "", "26.000", ""],
+    ]
+
+
 def test_every_chart_has_its_text(page: Node) -> None:
     charts = page.all("figure", class_="chart")
     assert {chart.attributes.get("data-chart") for chart in charts} == {

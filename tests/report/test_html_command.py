@@ -131,7 +131,7 @@ def test_a_mistake_is_refused(
 def test_odd_values_do_not_stop_it(tmp_path: Path) -> None:
     """A summary that another program has emptied or translated."""
     odd = {"mfu": {"full": None}, "hardware": None, "predicted_memory": {"total": "much"}, "choices": None,
-           "tokens_per_s": "fast", "data": [7], "files": {"a": 1}, "outcome": None}  # fmt: skip
+           "tokens_per_s": "fast", "name": "\ud800", "files": {"a": 1}, "outcome": "\udc80"}  # fmt: skip
     folder = make_run(tmp_path / "mine")
     document = json.loads((folder / "summary.json").read_text()) | odd
     (folder / "summary.json").write_text(json.dumps(document))

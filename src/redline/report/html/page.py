@@ -123,7 +123,8 @@ def render(page: Page) -> str:
         "shown": shown,
         "plural": plural,
     }
-    return environment.get_template("page.html").render(page=page, version=redline.__version__)
+    text = environment.get_template("page.html").render(page=page, version=redline.__version__)
+    return text.encode("utf-8", "replace").decode()  # half a surrogate pair, in a path or out of JSON
 
 
 def write_page(path: Path, page: Page) -> None:

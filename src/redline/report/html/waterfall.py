@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from redline.doctor import CHECKS, Diagnosis, texts_of
-from redline.ledger import Loss, StepAccount
+from redline.ledger import Loss, ModuleRow, StepAccount
 
 ACCOUNTS = ("kernels", "communication", "memory", "host", "unknown")
+PHASES = ("forward", "recompute", "backward", "optimizer")
 RAN_AT = {"gemm": "matrix products", "attention": "attention"}  # with no peak to be below
 
 
@@ -57,6 +58,15 @@ class Regain:
     fails: bool | None
 
 
+@dataclass(frozen=True, slots=True)
+class Module:
+    """A module over all layers: milliseconds of a step by phase, FLOPs where they are known."""
+
+    name: str
+    ms: Mapping[str, float]
+    flops: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waterfall:
     """An account as the page draws it.
@@ -70,6 +80,15 @@ class Waterfall:
     bars: Sequence[Bar]
     segments: Sequence[Segment]
     regains: Sequence[Regain]
+    modules: Sequence[Module]
+
+    @property
+    def phases(self) -> list[str]:
+        """Of the modules, in the order of a step; "" is work outside them."""
+        found = {phase for module in self.modules for phase in module.ms}
+        return sorted(
+            found, key=lambda phase: (PHASES.index(phase) if phase in PHASES else len(PHASES), phase)
+        )
 
     @property
     def title(self) -> str:
@@ -98,6 +117,7 @@ def waterfall_of(account: StepAccount, diagnosis: Diagnosis | None) -> Waterfall
         bars=list(_bars(ordered, known)),
         segments=_segments(ordered, account),
         regains=_regains(ordered, known, diagnosis),
+        modules=_modules(account),
     )
 
 
@@ -154,6 +174,24 @@ def _regains(losses: Sequence[Loss], known: bool, diagnosis: Diagnosis | None) -
         for id, own in causes.items()
     ]
     return sorted(found, key=lambda regain: (not regain.fails, -regain.share, regain.id))
+
+
+def _modules(account: StepAccount) -> list[Module]:
+    """All layers together, the longest first; none where no module is named."""
+    rows: dict[str, list[ModuleRow]] = {}
+    for row in account.modules:
+        rows.setdefault(row.module, []).append(row)
+    if not any(rows):
+        return []
+    found = [
+        Module(
+            name or "(in no module)",
+            {phase: sum(row.ms for row in own if row.phase == phase) for phase in {row.phase for row in own}},
+            sum(row.flops or 0.0 for row in own),
+        )
+        for name, own in rows.items()
+    ]
+    return sorted(found, key=lambda module: -sum(module.ms.values()))
 
 
 def side_by_side(falls: Mapping[str, Waterfall]) -> list[tuple[str, str, list[Bar | None]]]:
