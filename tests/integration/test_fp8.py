@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from redline.config import parse_args
 from redline.errors import ConfigError
 from redline.hardware import Hardware
 from redline.plan import make_plan
+from redline.run.fp8 import Fp8Watch
 
 from .tiny import opened, take_steps, valid_loss
 
@@ -97,3 +100,71 @@ def test_a_card_without_fp8_units_is_refused() -> None:
     plan = make_plan(config, h200, 128256)
     assert plan.fp8 is not None and len(plan.fp8.sites) == 64
     assert plan.memory.fullest.state["fp8_copies"] == 2 * plan.fp8.weights
+
+
+SITES = tuple(
+    f"layers.{n}.{part}"
+    for n in range(2)
+    for part in ("attention.qkv", "attention.proj", "mlp.fc1", "mlp.fc2")
+)
+
+
+def test_tables_of_what_casts_lose(train: Any) -> None:
+    """Every third step, and after a resume the same as without: in fp8.jsonl, TensorBoard and the summary."""
+    flags = f"{FLAGS} --fp8 --fp8-margin 6 --fp8-stats-interval 3"
+    run = train("run", flags)
+    rows = [json.loads(line) for line in (run.folder / "fp8.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [3] * 24 + [6] * 24
+    names = [(site, operand) for site in SITES for operand in ("x", "w", "dy")]
+    assert [(row["site"], row["operand"]) for row in rows[24:]] == names
+    assert all(row["amax"] > 0 and 0 <= row["saturated"] < 0.1 for row in rows)
+    assert any(row["underflowed"] > 0 for row in rows)
+    assert len(run.summary["fp8"]) == 8 and "rounded to 0" in run.output
+    assert run.losses == train("plain", f"{FLAGS} --fp8 --fp8-margin 6").losses
+
+    train("cut", f"{flags} --exit-interval 4")
+    cut = train("cut", f"{flags} --load cut")
+    assert [json.loads(line) for line in (cut.folder / "fp8.jsonl").read_text().splitlines()] == rows
+
+
+def test_a_sudden_jump_is_reported_and_training_recovers(tmp_path: Path, train: Any) -> None:
+    """A weight grows a thousandfold between two steps: it saturates once, is named, and the scale follows."""
+    run = opened(tmp_path, {**FP8, "fp8_amax_compute_algo": "most_recent"})
+    take_steps(run, 2)
+    fp8 = run.state.fp8
+    assert fp8 is not None
+    watch = Fp8Watch(fp8)
+    assert watch.overshoot()[1] is None
+    run.state.model.layers[1].mlp.fc2.weight.data.mul_(1000.0)
+    take_steps(run, 1)
+    factor, warning = watch.overshoot()
+    assert 500 < factor < 2000 and warning is not None and "layers.1.mlp.fc2, operand w" in warning
+    take_steps(run, 2)
+    assert not fp8.state.saturated()[SITES.index("layers.1.mlp.fc2"), 1]
+    assert all(
+        record["fp8_overshoot"] < 4 for record in train("run", f"{FLAGS} --fp8 --log-interval 1").records()
+    )
+
+
+def test_repeated_overflow_returns_a_gemm_to_bf16_for_good(train: Any) -> None:
+    """Scales that are never renewed are outgrown; what has returned stays so through a resume, to the bit."""
+    flags = f"{FLAGS} --fp8 --fp8-interval 100 --fp8-return-to-bf16 2"
+    whole = train("whole", flags)
+    said = re.findall(
+        r"^(\S+) runs in bf16 from here on: its operand (\S+) saturated in 2", whole.output, re.M
+    )
+    sites = [site for site, _ in said]
+    assert sites and len(set(sites)) == len(sites)
+    assert whole.losses != train("fp8", f"{FLAGS} --fp8 --fp8-interval 100").losses
+    train("cut", f"{flags} --exit-interval 4")
+    cut = train("cut", f"{flags} --load cut")
+    assert cut.losses == whole.losses
+    assert "in bf16 since they saturated too often: layers." in cut.output
+
+
+def test_sites_that_have_returned_compute_as_in_bf16(tmp_path: Path) -> None:
+    plain = opened(tmp_path, MODEL | {"bf16": True})
+    run = opened(tmp_path, FP8)
+    assert run.state.fp8 is not None
+    run.state.fp8.load_values(run.state.fp8.values() | {"bf16": list(SITES)})
+    assert [step.loss for step in take_steps(run)] == [step.loss for step in take_steps(plain)]

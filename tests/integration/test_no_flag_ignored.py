@@ -304,6 +304,8 @@ FP8 = {
     "fp8_format": see(observe.numbers, **{**FP8_MODEL, "fp8_format": None, "bf16": True}),
     "fp8_recipe": see(observe.numbers, value="tensorwise", **FP8_MODEL),
     **numbers("fp8_margin", "fp8_interval", "fp8_wgrad", "fp8_keep_bf16", **FP8_MODEL),
+    "fp8_stats_interval": see(observe.outcome, value=2, **FP8_MODEL),
+    "fp8_return_to_bf16": see(observe.numbers, value=1, **FP8_MODEL, fp8_interval=100),
     "fp8_output_proj": see(observe.choices, refused=2, **FP8_MODEL),  # by the fused loss alone
     "fp8_amax_history_len": see(observe.numbers, value=1, **FP8_MODEL),
     "fp8_amax_compute_algo": see(observe.numbers, **FP8_MODEL),

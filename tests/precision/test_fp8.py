@@ -118,3 +118,40 @@ def _share(rank: int, store: str) -> None:
 def test_ranks_share_their_largest_values(tmp_path):
     """B039: a scale follows from the maximum over all ranks that cast alike."""
     mp.spawn(_share, args=(str(tmp_path / "store"),), nprocs=2)
+
+
+def test_the_table_counts_what_a_cast_loses():
+    """Cut off: more than rounding would lose (beyond 464 in E4M3). Lost: not 0 before, 0 after."""
+    fp8 = state()
+    see(fp8, 448.0)  # the scale of x is now 1
+    values = [448.0, 464.0, 466.0, -500.0, 2.0**-10, 2.0**-11, 0.0, 2.0**-9] + [1.0] * 8
+    for looks in (False, True):
+        fp8.looks = looks
+        q, _, _ = fp8.cast(torch.tensor([values]), fp8.scaling(SITE, "x"))
+    assert q.float()[0, :8].tolist() == [448.0, 448.0, 448.0, -448.0, 0.0, 0.0, 0.0, 2.0**-9]
+    assert fp8.table() == []
+    fp8.step()
+    (row,) = fp8.table()
+    assert (row.site, row.operand, row.amax, row.scale) == (SITE, "x", 500.0, 1.0)
+    assert (row.saturated, row.underflowed) == (2 / 16, 2 / 16)
+    assert not fp8.looks
+
+
+def test_the_worst_overshoot_is_named_once():
+    fp8 = state()
+    see(fp8, 2.0, 16.0, 1.0)
+    assert fp8.worst_overshoot() == (8.0, SITE, "x")
+    assert fp8.worst_overshoot()[0] == 0.0
+    measured = state(recipe="tensorwise")
+    see(measured, 2.0, 16.0)
+    assert measured.worst_overshoot()[0] == 0.0  # nothing is cut off
+
+
+def test_patience_counts_steps_in_a_row():
+    fp8 = state(algo="most_recent", patience=2)
+    see(fp8, 1.0, 4.0)
+    assert fp8.impatient() == []
+    see(fp8, 4.0, 16.0)
+    assert fp8.impatient() == []
+    see(fp8, torch.inf)
+    assert fp8.impatient() == [(SITE, "x")]

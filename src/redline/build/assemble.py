@@ -44,7 +44,7 @@ from redline.optim import (
     make_loss_scale,
 )
 from redline.plan import Plan, choose_kernels
-from redline.precision import DTYPES, Fp8Spec, Fp8State, Recipe, make_recipe
+from redline.precision import DTYPES, NEVER, Fp8Spec, Fp8State, Recipe, make_recipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +192,7 @@ def make_fp8(
         history_len=options.fp8_amax_history_len,
         algo=options.fp8_amax_compute_algo,
         wgrad=options.fp8_wgrad,
+        patience=options.fp8_return_to_bf16 or NEVER,
     )
     state = Fp8State(plan.fp8.sites, spec, device, groups.world, kernels=bool(fused) or device.type == "cuda")
     if options.fp8_output_proj and "linear_cross_entropy" not in fused:

@@ -89,6 +89,21 @@ class PrecisionConfig(Section):
         other=("layers.0.*",),
         help='GEMMs to keep in bf16: shell patterns over names like "layers.3.mlp.fc2".',
     )
+    fp8_stats_interval: int | None = flag(
+        None,
+        at_least=1,
+        own=True,
+        account="host",
+        needs=ON_FP8,
+        help="Steps between tables of what casts to fp8 lose, into fp8.jsonl; unset: none.",
+    )
+    fp8_return_to_bf16: int | None = flag(
+        None,
+        at_least=1,
+        own=True,
+        needs=DELAYED,
+        help="A GEMM returns to bf16 once an operand saturated in so many steps in a row; unset: never.",
+    )
     fp8_param_gather: bool = flag(
         False,
         account="memory",

@@ -16,7 +16,7 @@ from redline.ledger.account import (
     write_account,
 )
 from redline.ledger.causes import CAUSES, Cause
-from redline.ledger.ledger import METRICS_FILE, Ledger, open_ledger
+from redline.ledger.ledger import FP8_FILE, METRICS_FILE, Ledger, open_ledger
 from redline.ledger.metrics import StepRecord, ValidRecord, read_metrics
 from redline.ledger.mfu import Utilisation, mfu
 from redline.ledger.ranks import join_ranks
@@ -25,6 +25,7 @@ from redline.ledger.summary import RunSummary, read_summary, write_summary
 
 __all__ = [
     "CAUSES",
+    "FP8_FILE",
     "LEDGER_FILE",
     "METRICS_FILE",
     "Cause",

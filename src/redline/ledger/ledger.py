@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
-from redline.ledger.metrics import StepRecord, ValidRecord, append_record, open_metrics
+from redline.ledger.metrics import StepRecord, ValidRecord, append_record, finite, open_metrics
 from redline.ledger.statistics import WARMUP_STEPS, RunStatistics
 from redline.ledger.tensorboard import EventWriter
 
 METRICS_FILE = "metrics.jsonl"
+FP8_FILE = "fp8.jsonl"
 
 
 class Sink(Protocol):
@@ -44,8 +46,10 @@ class Ledger:
         self.path = run_dir / METRICS_FILE
         self.statistics = RunStatistics(warmup_steps)
         self.last_valid: ValidRecord | None = None
+        self._resumed_step = resumed_step
         self._sinks = list(sinks)
         self._events: EventWriter | None = None
+        self._fp8: FileIO | None = None
         self._interval = tensorboard_interval
         with ExitStack() as opened:
             self._metrics = opened.enter_context(open_metrics(self.path, resumed_step))
@@ -69,9 +73,26 @@ class Ledger:
             self.last_valid = record
         self._append(record.split, record.step, record.as_dict())
 
+    def record_fp8(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Append what the casts to fp8 of a step lost: a line an operand to fp8.jsonl, which begins here.
+
+        Args:
+            rows: with the keys site, operand and further numbers, which TensorBoard shows too.
+        """
+        if self._fp8 is None:
+            self._fp8 = open_metrics(self.path.with_name(FP8_FILE), self._resumed_step)
+        scalars: dict[str, float] = {}
+        for row in rows:
+            append_record(self._fp8, finite({"step": step, **row}))
+            numbers = {name: value for name, value in row.items() if isinstance(value, float)}
+            scalars |= {f"fp8/{name}/{row['site']}.{row['operand']}": each for name, each in numbers.items()}
+        self._show(step, scalars)
+
     def close(self) -> None:
         """Close the files; recording is then over."""
         with ExitStack() as closing:
+            if self._fp8 is not None:
+                closing.callback(self._fp8.close)
             for sink in self._sinks:
                 closing.callback(sink.close)
             if self._events is not None:
@@ -96,7 +117,10 @@ class Ledger:
             for name, value in record.items()
             if isinstance(value, int | float) and name != "step"
         }
-        if self._events is not None and shown:
+        self._show(step, scalars, events=shown)
+
+    def _show(self, step: int, scalars: Mapping[str, float], *, events: bool = True) -> None:
+        if self._events is not None and events:
             self._events.add(step, scalars)
         for sink in self._sinks:
             sink.add(step, scalars)

@@ -24,6 +24,7 @@ from redline.kernels.rms_norm import rms_norm_backward
 from redline.model.fp8 import Fp8Gemm, Operand, as_output
 from redline.model.main_grad import main_grad_of
 from redline.model.modules import Norm
+from redline.precision.fp8 import Purpose
 
 # The kernels' words: the curve, and whether its result is multiplied by the other half.
 KINDS: dict[Activation, tuple[str, bool]] = {
@@ -47,7 +48,7 @@ class Fp8Norm:
         """(q [T, H], its inverse scale, the rows' mean (empty for RMSNorm) and 1 / deviation)."""
         form, dtype = self.norm.form, self.gemm.x.dtype
 
-        def run(scale: Tensor, amax: Tensor, final: bool) -> Three:
+        def run(scale: Tensor, amax: Tensor, purpose: Purpose) -> Three:
             options = (self.layer, form["epsilon"], form["zero_centered"])
             found: Three = fp8.norm_cast(x_TH, *self.norm.affine, *options, scale, amax, dtype, True)
             return found
@@ -167,20 +168,19 @@ class Fp8Mlp:
         """(the operand of fc2 [T, F], its inverse scale)."""
         bias, scaling = self.fc1.linear.bias, self.fc2.x
 
-        def run(scale: Tensor, amax: Tensor, final: bool) -> Tensor:
-            q: Tensor = fp8.activation_cast(
-                h_TX, bias, self.kind, self.gated, scale, amax, scaling.dtype, True
-            )
-            return q
+        def run(scale: Tensor, amax: Tensor, purpose: Purpose) -> tuple[Tensor]:
+            options = (self.kind, self.gated, scale, amax, scaling.dtype, True)
+            return (fp8.activation_cast(h_TX, bias, *options),)
 
-        return self.fc1.state.casting(scaling, run)
+        (q_TF,), inverse = self.fc1.state.casting(scaling, run)
+        return q_TF, inverse
 
     def activate_backward(self, da_TF: Tensor, h_TX: Tensor) -> Operand:
         """The gradient of fc1's output; that of its bias goes to main_grad."""
         bias, scaling = self.fc1.linear.bias, self.fc1.dy
 
-        def run(scale: Tensor, amax: Tensor, final: bool) -> Three:
-            main_grad = main_grad_of(bias) if final else None
+        def run(scale: Tensor, amax: Tensor, purpose: Purpose) -> Three:
+            main_grad = main_grad_of(bias) if purpose is Purpose.CAST else None
             found: Three = fp8.activation_cast_backward(
                 da_TF, h_TX, bias, main_grad, self.kind, self.gated, scale, amax, scaling.dtype, True
             )

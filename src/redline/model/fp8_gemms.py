@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from redline.formulas.operators import Operator
 from redline.model.block import MLP, Block, SelfAttention
 from redline.model.fp8 import Fp8Gemm, Fp8Site
 from redline.model.fp8_fused import KINDS, Fp8Mlp, Fp8NormSite
 from redline.model.fp8_head import Fp8Head
-from redline.model.modules import Linear, Norm
+from redline.model.modules import Linear, Norm, Site
 from redline.model.transformer import Transformer
-from redline.precision.fp8 import Fp8State
+from redline.precision.fp8 import NEVER, Fp8State
+
+Prologue = Callable[[Tensor], Tensor]
 
 
 class Fp8Gemms:
@@ -42,17 +45,19 @@ class Fp8Gemms:
         self._fuse_wgrad = fuse_wgrad
         self._fused = frozenset(fused) if state.spec.wgrad else frozenset()
         self.gemms: dict[str, Fp8Gemm] = {}
-        for index, layer in enumerate(model.layers):
-            assert isinstance(layer, Block)
-            self._place_attention(f"layers.{index}.attention", layer.attention)
-            self._place_mlp(f"layers.{index}.mlp", layer.mlp)
+        self._layers = {f"layers.{index}": layer for index, layer in enumerate(model.layers)}
+        self._place()
         self.head = Fp8Head(model) if head else None
         if self.head is not None:
             model.ops = replace(model.ops, head_loss=partial(model.ops.head_loss, products=self.head))
         self._stale = True
 
-    def begin_step(self) -> None:
-        """Before the first forward of a step, once the gradients are zero."""
+    def begin_step(self, *, looks: bool = False) -> None:
+        """Before the first forward of a step, once the gradients are zero.
+
+        looks: count what the casts of this step lose, for the state's table.
+        """
+        self.state.looks = looks
         self.prepare()
         for gemm in self.gemms.values():
             gemm.fresh = True
@@ -67,43 +72,87 @@ class Fp8Gemms:
             self.head.refresh()
         self._stale = False
 
-    def step(self) -> None:
-        """After the optimizer's update: renew the scales; the cast weights are out of date."""
+    def step(self) -> list[str]:
+        """After the optimizer's update: renew the scales; the cast weights are out of date.
+
+        Returns a sentence for each site that returns to bf16 for good, because it saturated too often.
+        """
         self.state.step()
         self._stale = True
+        if self.state.spec.patience == NEVER:
+            return []
+        found = {site: operand for site, operand in self.state.impatient() if site in self.gemms}
+        self._return(found)
+        return [
+            f"{site} runs in bf16 from here on: its operand {operand} saturated in "
+            f"{self.state.spec.patience} steps in a row (--fp8-return-to-bf16)."
+            for site, operand in found.items()
+        ]
+
+    def values(self) -> dict[str, Any]:
+        """The state beside tensors, as JSON values."""
+        return self.state.values() | {"bf16": self.returned}
+
+    def load_values(self, values: Mapping[str, Any]) -> None:
+        """Take over `values()`; to be called once the tensors are filled."""
+        self.state.load_values(values)
+        self._return(values.get("bf16", ()))
+
+    @property
+    def returned(self) -> list[str]:
+        """The sites that run in bf16 because they saturated too often."""
+        return [site for site in self.state.sites if site not in self.gemms]
+
+    def _return(self, sites: Iterable[str]) -> None:
+        for site in sites:
+            del self.gemms[site]
+        for name in {site.rsplit(".", 2)[0] for site in sites}:
+            self._place_layer(name, self._layers[name])
 
     def forget(self) -> None:
         """After an evaluation, whose values say nothing about training's."""
         self.state.amax.zero_()
         self._stale = True
 
+    def _place(self) -> None:
+        """Find the linears of the state's sites, and put each where the model calls it."""
+        for name, layer in self._layers.items():
+            assert isinstance(layer, Block)
+            linears = {"attention.qkv": layer.attention.qkv, "attention.proj": layer.attention.proj}
+            linears |= {"mlp.fc1": layer.mlp.fc1, "mlp.fc2": layer.mlp.fc2}
+            for part, linear in linears.items():
+                site = f"{name}.{part}"
+                if site in self.state.sites:
+                    self.gemms[site] = Fp8Gemm(site, linear, self.state)
+            self._place_layer(name, layer)
+
+    def _place_layer(self, name: str, layer: nn.Module) -> None:
+        assert isinstance(layer, Block)
+        self._place_attention(f"{name}.attention", layer.attention)
+        self._place_mlp(f"{name}.mlp", layer.mlp)
+
     def _place_attention(self, name: str, attention: SelfAttention) -> None:
-        qkv, proj = self._gemm(f"{name}.qkv", attention.qkv), self._gemm(f"{name}.proj", attention.proj)
-        if qkv is not None:
-            attention.qkv_site = self._after_norm(attention.norm, qkv, attention.rebuilds_norm)
-        if proj is not None:
-            attention.proj_site = Fp8Site(None, proj, fuse_wgrad=self._fuse_wgrad)
+        norm, rebuild = attention.norm, attention.rebuilds_norm
+        attention.qkv_site = self._after_norm(f"{name}.qkv", norm, attention.qkv, rebuild)
+        attention.proj_site = self._after(f"{name}.proj", None, attention.proj, False)
 
     def _place_mlp(self, name: str, mlp: MLP) -> None:
-        fc1, fc2 = self._gemm(f"{name}.fc1", mlp.fc1), self._gemm(f"{name}.fc2", mlp.fc2)
+        fc1, fc2 = (self.gemms.get(f"{name}.{part}") for part in ("fc1", "fc2"))
         kind, rebuilds = mlp.shape.activation, mlp.rebuilds
+        mlp.whole = None
         if fc1 is not None and fc2 is not None and {"norm", "activation"} <= self._fused and kind in KINDS:
             mlp.whole = Fp8Mlp(mlp.norm, fc1, fc2, kind, rebuilds)
-            return
-        if fc1 is not None:
-            mlp.fc1_site = self._after_norm(mlp.norm, fc1, rebuilds["layernorm"])
-        if fc2 is not None:
-            again = rebuilds["activation"]
-            mlp.fc2_site = Fp8Site(mlp.activation, fc2, fuse_wgrad=self._fuse_wgrad, rebuild=again)
+        mlp.fc1_site = self._after_norm(f"{name}.fc1", mlp.norm, mlp.fc1, rebuilds["layernorm"])
+        mlp.fc2_site = self._after(f"{name}.fc2", mlp.activation, mlp.fc2, rebuilds["activation"])
 
-    def _after_norm(self, norm: Norm, gemm: Fp8Gemm, rebuild: bool) -> Callable[[Tensor], Tensor]:
-        if "norm" in self._fused:
-            return Fp8NormSite(norm, gemm, rebuild=rebuild)
-        return Fp8Site(norm, gemm, fuse_wgrad=self._fuse_wgrad, rebuild=rebuild)
+    def _after_norm(self, name: str, norm: Norm, linear: Linear, rebuild: bool) -> Prologue:
+        if name in self.gemms and "norm" in self._fused:
+            return Fp8NormSite(norm, self.gemms[name], rebuild=rebuild)
+        return self._after(name, norm, linear, rebuild)
 
-    def _gemm(self, name: str, linear: Linear) -> Fp8Gemm | None:
-        """The fp8 side of a site, where it is one of the state's."""
-        if name not in self.state.sites:
-            return None
-        self.gemms[name] = Fp8Gemm(name, linear, self.state)
-        return self.gemms[name]
+    def _after(self, name: str, prologue: Prologue | None, linear: Linear, rebuild: bool) -> Prologue:
+        """The site of a GEMM: in fp8 where it is one of the state's, and has not returned."""
+        gemm = self.gemms.get(name)
+        if gemm is None:
+            return Site(prologue, linear, rebuild=rebuild)
+        return Fp8Site(prologue, gemm, fuse_wgrad=self._fuse_wgrad, rebuild=rebuild)

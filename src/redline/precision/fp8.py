@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -24,13 +25,24 @@ from torch import Tensor
 
 from redline.comm import Group
 from redline.kernels import fp8
-from redline.kernels.fp8 import FP8_MAX
+from redline.kernels.fp8 import FP8_CUT, FP8_MAX
+from redline.precision.fp8_stats import Fp8Row, rows_of
 
 Format = Literal["hybrid", "e4m3"]
 ScalingRecipe = Literal["delayed", "tensorwise"]
-Result = TypeVar("Result")
+Result = TypeVar("Result", bound=tuple[Tensor, ...])
 Operand = Literal["x", "w", "dy"]
 OPERANDS: tuple[Operand, ...] = ("x", "w", "dy")
+NEVER = 1 << 30  # more steps in a row than a run has
+ENLARGED = 2.0**20  # what is 0 in fp8 even so was 0 before, or too small to matter
+
+
+class Purpose(Enum):
+    """What a cast is for: its largest value, the operand itself, or a look at what the cast loses."""
+
+    MEASURE = 0
+    CAST = 1
+    LOOK = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +57,7 @@ class Fp8Spec:
         history_len: steps that a history remembers.
         algo: which of its values counts: "max" or "most_recent".
         wgrad: whether weight gradients are computed in fp8 too.
+        patience: steps in a row in which an operand may saturate before its site returns to bf16.
     """
 
     format: Format = "hybrid"
@@ -54,6 +67,7 @@ class Fp8Spec:
     history_len: int = 1024
     algo: Literal["max", "most_recent"] = "max"
     wgrad: bool = True
+    patience: int = NEVER
 
     def dtype(self, operand: Operand) -> torch.dtype:
         """The format of an operand."""
@@ -62,11 +76,15 @@ class Fp8Spec:
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """What one operand of one site is cast with: one-element views of the state's tensors, and its format."""
+    """What one operand of one site is cast with: one-element views of the state's tensors, and its format.
+
+    `counts` [3] holds the values of a step that is looked at, those cut off, and those rounded to 0.
+    """
 
     scale: Tensor
     inverse: Tensor
     amax: Tensor
+    counts: Tensor
     dtype: torch.dtype
 
 
@@ -79,6 +97,11 @@ class Fp8State:
         device: of the tensors.
         kernels: casts run as Triton kernels.
         ranks: those that share their largest values, so that all cast alike; None on one process.
+
+    Attributes:
+        looks: this step counts what its casts lose, for `table`; each cast runs three times then.
+        overshoot: fp32 [sites, 3], the largest amax * scale / limit since `forget_overshoot`: above 1, values
+            were cut off. Of delayed scaling; where tensors are measured nothing is cut off.
     """
 
     def __init__(
@@ -96,10 +119,17 @@ class Fp8State:
         self.inverse = torch.ones((*size, 4), device=device)[..., :1].squeeze(-1)
         self.amax = torch.zeros(size, device=device)
         self.history = torch.zeros((*size, spec.history_len), device=device)
-        limits = [FP8_MAX[spec.dtype(operand)] for operand in OPERANDS]
-        self._limits = torch.tensor(limits, device=device)
+        self._limits, self._cuts = (
+            torch.tensor([table[spec.dtype(operand)] for operand in OPERANDS], device=device)
+            for table in (FP8_MAX, FP8_CUT)
+        )
+        self.overshoot = torch.zeros(size, device=device)
+        self.streak = torch.zeros(size, dtype=torch.int32, device=device)  # steps in a row that saturated
+        self._counts = torch.zeros((*size, 3), device=device, dtype=torch.int64)
+        self._table: Tensor | None = None
         self._ranks = ranks
         self.kernels = kernels
+        self.looks = False
         self.steps = 0
 
     @property
@@ -113,35 +143,47 @@ class Fp8State:
         scale, inverse, amax = (
             tensor[at[0], at[1] : at[1] + 1] for tensor in (self.scale, self.inverse, self.amax)
         )
-        return Scaling(scale, inverse, amax, self.spec.dtype(operand))
+        return Scaling(scale, inverse, amax, self._counts[at], self.spec.dtype(operand))
 
     def casting(
-        self, scaling: Scaling, run: Callable[[Tensor, Tensor, bool], Result]
+        self, scaling: Scaling, run: Callable[[Tensor, Tensor, Purpose], Result]
     ) -> tuple[Result, Tensor]:
-        """What `run(scale, amax, final)` gives, and the inverse scale that belongs to it.
+        """What `run(scale, amax, Purpose.CAST)` gives, and the inverse scale that belongs to it.
 
-        `run` casts by `scale` and raises `amax`. Where tensors are measured first it runs twice, and the
-        first time (`final` False) only its largest value counts.
+        `run` casts by `scale` and raises `amax`; the first of its results is the operand, by rows. Where
+        tensors are measured first it runs for its largest value before, and only that counts.
         """
         inverse = scaling.inverse
         if self.measures:
             amax = torch.zeros_like(scaling.amax)
-            run(scaling.scale, amax, False)
+            run(scaling.scale, amax, Purpose.MEASURE)
             limit = FP8_MAX[scaling.dtype] * 2.0**-self.spec.margin
             scaling.scale.copy_(_scale_of(amax, limit, scaling.scale))
             inverse = scaling.scale.reciprocal()  # its own: the next cast has another
             scaling.inverse.copy_(inverse)
-        return run(scaling.scale, scaling.amax, True), inverse
+        if self.looks:
+            self._look(scaling, run)
+        return run(scaling.scale, scaling.amax, Purpose.CAST), inverse
+
+    def _look(self, scaling: Scaling, run: Callable[[Tensor, Tensor, Purpose], Result]) -> None:
+        """Count what the cast is about to lose, from casts by other scales: no kernel counts by itself."""
+
+        def cast(factor: float) -> Tensor:
+            return run(scaling.scale * factor, torch.zeros_like(scaling.amax), Purpose.LOOK)[0].float()
+
+        small, large = cast(0.5), cast(ENLARGED)  # half as large, what was cut off has room
+        cut = (small.abs() > FP8_MAX[scaling.dtype] / 2).sum()
+        lost = ((cast(1.0) == 0) & (large != 0)).sum()
+        scaling.counts.add_(torch.stack((cut.new_tensor(small.numel()), cut, lost)))
 
     def cast(
         self, x_TC: Tensor, scaling: Scaling, *, rows: bool = True, columns: bool = False
     ) -> tuple[Tensor, Tensor, Tensor]:
         """(q [T, C], q^T [C, T'], inverse scale [1]); a layout that is not wanted is empty."""
 
-        def run(scale: Tensor, amax: Tensor, final: bool) -> tuple[Tensor, Tensor]:
-            q: tuple[Tensor, Tensor] = fp8.cast(
-                x_TC, scale, amax, scaling.dtype, rows and final, columns and final, self.kernels
-            )
+        def run(scale: Tensor, amax: Tensor, purpose: Purpose) -> tuple[Tensor, Tensor]:
+            wanted = (rows, columns) if purpose is Purpose.CAST else (purpose is Purpose.LOOK, False)
+            q: tuple[Tensor, Tensor] = fp8.cast(x_TC, scale, amax, scaling.dtype, *wanted, self.kernels)
             return q
 
         (q, qt), inverse = self.casting(scaling, run)
@@ -151,6 +193,11 @@ class Fp8State:
         """End of an optimizer step: remember its largest values; renew the scales when it is time."""
         if self._ranks is not None and self._ranks.handle is not None:
             dist.all_reduce(self.amax, dist.ReduceOp.MAX, group=self._ranks.handle)
+        if self.looks:
+            self._note_table()
+        if not self.measures:
+            torch.maximum(self.overshoot, self.amax * self.scale / self._limits, out=self.overshoot)
+            self.streak.add_(1).mul_(self.saturated())
         seen = self.amax.where(self.amax.isfinite(), 0.0)  # an overflow says nothing about a scale
         self.history[:, :, self.steps % self.spec.history_len] = seen
         self.steps += 1
@@ -162,8 +209,36 @@ class Fp8State:
         self.amax.zero_()
 
     def saturated(self) -> Tensor:
-        """bool [sites, 3]: whether a value of this step so far was cut off."""
-        return self.amax * self.scale > self._limits
+        """bool [sites, 3]: whether a value of this step so far was cut off, by more than its rounding."""
+        return self.amax * self.scale > self._cuts
+
+    def impatient(self) -> list[tuple[str, Operand]]:
+        """Operands that saturated in more steps in a row than patience lasts. Reads the device."""
+        found = (self.streak >= self.spec.patience).nonzero().tolist()
+        return [(self.sites[index], OPERANDS[place]) for index, place in found]
+
+    def worst_overshoot(self) -> tuple[float, str, Operand]:
+        """The largest `overshoot`, its site and its operand, forgotten thereby. Reads the device once."""
+        value, at = self.overshoot.flatten().max(0)
+        factor, place = torch.stack((value.double(), at.double())).tolist()
+        self.overshoot.zero_()
+        index, operand = divmod(int(place), len(OPERANDS))
+        return factor, self.sites[index], OPERANDS[operand]
+
+    def _note_table(self) -> None:
+        if self._ranks is not None and self._ranks.handle is not None:
+            dist.all_reduce(self._counts, group=self._ranks.handle)
+        facts = torch.stack((self.amax, self.scale), -1).double()
+        self._table = torch.cat((facts, self._counts.double()), -1)
+        self._counts.zero_()
+        self.looks = False
+
+    def table(self) -> list[Fp8Row]:
+        """Of the newest step that was looked at: a row for each operand that was cast. Reads the device."""
+        if self._table is None:
+            return []
+        names = [(site, operand) for site in self.sites for operand in OPERANDS]
+        return rows_of(names, self._table.flatten(0, 1).tolist())
 
     def tensors(self) -> dict[str, Tensor]:
         """Views of what a checkpoint holds, by name; their size does not depend on the steps taken."""
@@ -176,7 +251,8 @@ class Fp8State:
 
     def values(self) -> dict[str, Any]:
         """The state beside tensors, as JSON values."""
-        return {"steps": self.steps, "history_len": self.spec.history_len, "sites": list(self.sites)}
+        values = {"steps": self.steps, "history_len": self.spec.history_len, "sites": list(self.sites)}
+        return values | {"streak": self.streak.tolist()}
 
     def fits(self, values: Mapping[str, Any] | None) -> bool:
         """Whether `values` and the tensors beside them belong to the same sites and length of history."""
@@ -187,6 +263,7 @@ class Fp8State:
         """Take over `values()`; to be called once the tensors are filled."""
         self.steps = int(values["steps"])
         self.inverse.copy_(self.scale.reciprocal())
+        self.streak.copy_(torch.tensor(values.get("streak", 0), dtype=torch.int32))
         self.amax.zero_()
 
 

@@ -84,6 +84,8 @@ def summary_view(document: Mapping[str, Any]) -> RenderableType:
         parts.append(_memory(document))
     if document.get("ledger"):
         parts.append(waterfall_view(document["ledger"]))
+    if document.get("fp8"):
+        parts.append(_fp8(document["fp8"]))
     if document.get("choices"):
         parts.append(_choices(document["choices"]))
     if document.get("files"):
@@ -121,6 +123,20 @@ def _mfu(facts: Mapping[str, Any]) -> str:
         return f"n/a ({rate}; no known {facts['dtype']} peak)"
     peak = format_flops_per_s(facts["peak_flops_per_s"])
     return f"{facts['mfu']:.1%} = {rate} / {peak} {facts['dtype']} ({facts['peak_source']})"
+
+
+def _fp8(rows: Iterable[Mapping[str, Any]]) -> Table:
+    """The operands that lost most in their cast to fp8."""
+    table = new_table("fp8: what casts lost in the step looked at last, worst first")
+    table.add_column("GEMM")
+    table.add_column("operand")
+    for header in ("largest value", "scale", "cut off", "rounded to 0"):
+        table.add_column(header, justify="right", no_wrap=True)
+    for row in rows:
+        sizes = ("n/a" if row[name] is None else f"{row[name]:.3g}" for name in ("amax", "scale"))
+        shares = (f"{row[name]:.2%}" for name in ("saturated", "underflowed"))
+        table.add_row(row["site"], row["operand"], *sizes, *shares)
+    return table
 
 
 def _memory(document: Mapping[str, Any]) -> Table:

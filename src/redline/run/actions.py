@@ -17,6 +17,7 @@ from redline.ledger import Ledger, StepRecord, ValidRecord, mfu
 from redline.run.batches import eval_batches
 from redline.run.display import Display
 from redline.run.folder import RunFolder
+from redline.run.fp8 import Fp8Watch
 from redline.run.opening import OpenRun
 from redline.run.profiling import Profiling
 from redline.run.resume import checkpoint_values
@@ -35,6 +36,7 @@ class RunActions:
 
     Attributes:
         saved: the folder of the newest checkpoint, None before the first.
+        fp8: reads the scaling state; None without one, and on all ranks but the first.
     """
 
     def __init__(
@@ -50,6 +52,8 @@ class RunActions:
         self._profiling = profiling
         options = run.config.logging
         self._watch = ThroughputWatch(options.throughput_drop) if options.log_throughput else None
+        fp8 = run.state.fp8
+        self.fp8 = Fp8Watch(fp8) if fp8 is not None and ledger is not None else None
         self.saved: Path | None = None
         self._writer = writer
         self._num_samples = self._num_tokens = 0  # of the steps so far
@@ -58,11 +62,13 @@ class RunActions:
     def in_order(self) -> list[Action]:
         """The actions, in the order in which they run after a step."""
         train, checkpoint = self.run.config.train, self.run.config.checkpoint
-        evaluates = self.run.splits.valid is not None
+        evaluates, every = self.run.splits.valid is not None, self.run.config.precision.fp8_stats_interval
         actions = [Action("record", 1, self.record)]
         if self._watch is not None:
             interval = self.run.config.logging.log_interval
             actions.append(Action("throughput", interval, lambda _: self.watch()))
+        if self.fp8 is not None and every is not None:
+            actions.append(Action("fp8 table", every, lambda _: self.fp8_table()))
         if evaluates:
             actions.append(
                 Action("evaluate", train.eval_interval, lambda _: self.evaluate("valid"), at_end=True)
@@ -85,6 +91,11 @@ class RunActions:
         if not result.applied:
             cause = f"overflow under the loss scale {result.loss_scale:g}: " if result.overflow else ""
             self.display.message(f"step {record.step} skipped: {cause}{result.nonfinite}")
+
+    def fp8_table(self) -> None:
+        """Record what the casts to fp8 of this step lost."""
+        assert self.fp8 is not None and self.ledger is not None
+        self.fp8.record(self.run.state.iteration, self.ledger)
 
     def watch(self) -> None:
         """Say when throughput has fallen, and have all ranks capture the next step for the cause."""
@@ -113,6 +124,10 @@ class RunActions:
             extra["token_efficiency"] = outcome.num_tokens / places
         if run.config.logging.log_params_norm:
             extra["params_norm"] = state.optimizer.params_norm()
+        if self.fp8 is not None and state.iteration % run.config.logging.log_interval == 0:
+            extra["fp8_overshoot"], warning = self.fp8.overshoot()
+            if warning is not None:
+                self.display.message(f"step {state.iteration}: {warning}")
         if result.num_zeros is not None:
             extra["num_zeros"] = result.num_zeros
         return StepRecord(

@@ -2,6 +2,7 @@
 
 config.toml        the resolved configuration, reusable as `redline train config.toml`
 metrics.jsonl      one object a step
+fp8.jsonl          with --fp8-stats-interval: what casts to fp8 lost, one object an operand
 tensorboard/       the same numbers for TensorBoard
 checkpoints/       iter_0000100/, ..., latest
 ledger.json        where the time of the profiled steps went; their traces beside it
@@ -22,7 +23,7 @@ from pathlib import Path
 from redline.config import CheckpointConfig
 from redline.errors import ConfigError, TrainingError
 from redline.files import os_errors_as, write_text_atomic
-from redline.ledger import LEDGER_FILE
+from redline.ledger import FP8_FILE, LEDGER_FILE
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,10 @@ class RunFolder:
     @property
     def metrics(self) -> Path:
         return self.root / "metrics.jsonl"
+
+    @property
+    def fp8(self) -> Path:
+        return self.root / FP8_FILE
 
     @property
     def tensorboard(self) -> Path:

@@ -87,6 +87,7 @@ class OpenRun:
             device=self.device,
             empty_cache_level=train.empty_unused_memory_level,
             graph_warmup_steps=None if graph.cuda_graph_impl == "none" else graph.cuda_graph_warmup_steps,
+            fp8_stats_interval=self.config.precision.fp8_stats_interval,
             say=self.say,
             dp=self.groups.dp,
             progress=self.progress,
@@ -280,5 +281,7 @@ def _say_start(config: RunConfig, start: Start, state: TrainState, lines: list[s
     say(f"resumed from {start.folder}: step {state.iteration}, {state.consumed_samples} samples consumed.")
     if state.fp8 is not None and not scales_fit(state, start):
         say("fp8 scales: measured anew; the checkpoint has none for these GEMMs and this length of history.")
+    if state.fp8 is not None and state.fp8.returned:
+        say(f"in bf16 since they saturated too often: {', '.join(state.fp8.returned)}.")
     for line in (*lines, *changed_options(config, start)):
         say(line)

@@ -156,6 +156,7 @@ def _train_in(folder: RunFolder, run: OpenRun, started: float) -> dict[str, Any]
         wall_time_s=time.perf_counter() - started,
         test=test,
         account=profiling.account,
+        fp8=actions.fp8,
     )
     write_summary(folder.summary, summary)
     return summary.as_dict()

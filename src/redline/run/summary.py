@@ -12,6 +12,7 @@ import redline
 from redline.formulas.flops import Convention, TokenFlops
 from redline.ledger import Ledger, RunSummary, StepAccount, ValidRecord, mfu
 from redline.run.folder import RunFolder
+from redline.run.fp8 import Fp8Watch
 from redline.run.memory import measured_memory
 from redline.run.opening import OpenRun
 from redline.run.profiling import ledger_of
@@ -27,11 +28,13 @@ def summarize(
     wall_time_s: float,
     test: ValidRecord | None,
     account: StepAccount | None,
+    fp8: Fp8Watch | None = None,
 ) -> RunSummary:
     """Everything a reader of summary.json may ask of the run.
 
     Args:
         flops: model FLOPs of the mean token that was trained on, in each convention.
+        fp8: has the newest table of what casts to fp8 lost.
     """
     plan, state, statistics = run.plan, run.state, ledger.statistics
     rate = statistics.tokens_per_s
@@ -67,7 +70,8 @@ def summarize(
             "checkpoints": str(folder.checkpoints),
             "summary": str(folder.summary),
         }
-        | ({} if account is None else {"ledger": str(folder.ledger)}),
+        | ({} if account is None else {"ledger": str(folder.ledger)})
+        | ({"fp8": str(folder.fp8)} if fp8 is not None and fp8.rows else {}),
         versions={
             "redline": redline.__version__,
             "python": platform.python_version(),
@@ -82,6 +86,7 @@ def summarize(
             "world_size": run.groups.world.size,
             "compiled": run.compiled and run.compiled.as_dict(),
             "ledger": ledger_of(account),
+            "fp8": fp8.worst() if fp8 is not None else [],
             "test_loss": None if test is None else test.loss,
             "data": [
                 {"split": part.split, "name": part.name, "weight": part.weight, "epochs": part.epochs}

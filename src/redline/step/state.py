@@ -112,7 +112,7 @@ class TrainState:
         values = {name: getattr(self, name) for name in COUNTERS} | {
             "optimizer": self.optimizer.state_values()
         }
-        return values | ({"fp8": self.fp8.state.values()} if self.fp8 else {})
+        return values | ({"fp8": self.fp8.values()} if self.fp8 else {})
 
     def load_values(self, values: Mapping[str, Any]) -> None:
         """Take over `values()` of an earlier run; to be called once the tensors are filled.
@@ -130,7 +130,7 @@ class TrainState:
             setattr(self, name, int(values[name]))
         self.optimizer.load_state_values(values["optimizer"])
         if self.fp8 and self.fp8.state.fits(values.get("fp8")):
-            self.fp8.state.load_values(values["fp8"])
+            self.fp8.load_values(values["fp8"])
 
 
 def _boxes(tensor: Tensor) -> dict[torch.Size, Tensor]:

@@ -59,7 +59,8 @@ class TrainStep:
         dp: the ranks that see other samples of each global batch.
         progress: learns which part of the step this rank has begun.
         graph_warmup_steps: record a microbatch as a CUDA graph after so many steps; None: never.
-        say: told when that is done.
+        say: told when that is done, and when a GEMM returns from fp8 to bf16.
+        fp8_stats_interval: steps between those that count what casts to fp8 lose; None: never.
     """
 
     def __init__(
@@ -73,10 +74,12 @@ class TrainStep:
         dp: Group | None = None,
         progress: Progress | None = None,
         graph_warmup_steps: int | None = None,
+        fp8_stats_interval: int | None = None,
         say: Callable[[str], object] = lambda _: None,
     ) -> None:
         self.state, self.schedules, self.device = state, schedules, device
         self._empty_cache_level = empty_cache_level
+        self._fp8_stats_interval, self._say = fp8_stats_interval, say
         self._dp, self._progress = dp or Group(), progress or Progress()
         shape = state.shape
         drops = shape.hidden_dropout > 0 or shape.attention_dropout > 0
@@ -98,7 +101,8 @@ class TrainStep:
         counts = self._count_tokens(microbatches)
         optimizer.buffers.zero_grad()
         if state.fp8 is not None:
-            state.fp8.begin_step()
+            every = self._fp8_stats_interval
+            state.fp8.begin_step(looks=every is not None and (state.iteration + 1) % every == 0)
         loss = self._accumulate(microbatches, optimizer.loss_scale.scale / counts[0].clamp(min=1).double())
         optimizer.ranks.reducer.finish()
         if self._dp.handle is not None:
@@ -115,7 +119,8 @@ class TrainStep:
             loss=loss / optimizer.loss_scale.scale,
         )
         if state.fp8 is not None:
-            state.fp8.step()
+            for line in state.fp8.step():
+                self._say(line)
         self._free_cache(2)
         progress.patient = False  # the first step has ended
         progress.begins("after the step")

@@ -10,9 +10,10 @@ from redline.kernels.fp8.op import (
     norm_cast,
     transpose,
 )
-from redline.kernels.fp8.reference import FP8_MAX, GEMM_MULTIPLE, quantize
+from redline.kernels.fp8.reference import FP8_CUT, FP8_MAX, GEMM_MULTIPLE, quantize
 
 __all__ = [
+    "FP8_CUT",
     "FP8_MAX",
     "GEMM_MULTIPLE",
     "activation_cast",

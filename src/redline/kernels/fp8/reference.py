@@ -14,6 +14,8 @@ from torch import Tensor
 from redline.kernels.common import ceil_div
 
 FP8_MAX: dict[torch.dtype, float] = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
+# Beyond these, rounding to the nearest would leave the format: what is cut off loses more than by rounding.
+FP8_CUT: dict[torch.dtype, float] = {torch.float8_e4m3fn: 464.0, torch.float8_e5m2: 61440.0}
 GEMM_MULTIPLE = 16  # of both sizes of an operand that are summed over or stored contiguously
 
 

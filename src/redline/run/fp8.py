@@ -1,0 +1,43 @@
+"""What a run says of its casts to fp8: sudden saturation, and the tables of --fp8-stats-interval."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from redline.ledger import Ledger
+from redline.model import Fp8Gemms
+from redline.precision import Fp8Row
+
+JUMP = 4.0  # times the limit: a value cut to a quarter is no rounding, and no slow growth
+WORST = 8  # rows of the summary
+
+
+class Fp8Watch:
+    """Reads the fp8 state of a run after its steps, on the rank that records.
+
+    Attributes:
+        rows: the newest table.
+    """
+
+    def __init__(self, fp8: Fp8Gemms) -> None:
+        self.rows: list[Fp8Row] = []
+        self._state = fp8.state
+
+    def overshoot(self) -> tuple[float, str | None]:
+        """How far the largest value since the last call exceeded what its scale can hold, and a warning."""
+        factor, site, operand = self._state.worst_overshoot()
+        if factor < JUMP:
+            return factor, None
+        return factor, (
+            f"fp8 cut off values of {site}, operand {operand}, up to {factor:.3g} times what its scale "
+            "holds; the scale follows, and --fp8-stats-interval shows how many."
+        )
+
+    def record(self, step: int, ledger: Ledger) -> None:
+        """Write the table of the step that has ended."""
+        self.rows = self._state.table()
+        ledger.record_fp8(step, [row.as_dict() for row in self.rows])
+
+    def worst(self) -> list[dict[str, Any]]:
+        """The rows of the newest table that lost most, for summary.json."""
+        return [row.as_dict() for row in sorted(self.rows, key=lambda row: -row.lost)[:WORST]]
