@@ -85,6 +85,19 @@ def test_environment(tmp_path: Path) -> None:
     assert case.env("A") is None and "# why" in after
 
 
+def test_what_another_file_overrules_is_left_to_the_hand(tmp_path: Path) -> None:
+    """A change in the script itself would have no effect where a sourced file has the last word."""
+    env = tmp_path / "env.sh"
+    env.write_text("# the cluster\nexport NCCL_IB_DISABLE=1 NCCL_NET=Socket\nMORE='--log-interval 1'\n")
+    text = "source env.sh\npython pretrain_gpt.py --num-layers 4 $MORE\n"
+    mend = Mend(values={"log_interval": 10}, environment={"NCCL_IB_DISABLE": "0", "NCCL_NET": None})
+    after, case, undone = patched(tmp_path, text, mend)
+    assert after == text
+    lines = ["3 --log-interval 10", "2 export NCCL_IB_DISABLE=0", "2 unset NCCL_NET"]
+    assert undone == [f"{env}:{line}" for line in lines]
+    assert case.place("NCCL_NET") == (str(env), 2) and case.place("log_interval") == (str(env), 3)
+
+
 def test_what_cannot_be_placed_is_said(tmp_path: Path) -> None:
     text = 'add() { ARGS+=("--$1"); }\nadd fp16\npython pretrain_gpt.py "${ARGS[@]}" "--num-layers=4"\n'
     after, _, undone = patched(tmp_path, text, Mend(values={"sequence_parallel": True}))

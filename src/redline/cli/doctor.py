@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -321,10 +321,16 @@ def _fix(asked: Any, diagnosis: Diagnosis) -> str:
         write_text_atomic(asked.fix, patch.text)
         if asked.fix.suffix == ".sh":
             asked.fix.chmod(0o755)
-    undone = [*patch.undone, *_not_taken(asked, case, diagnosis)]
+    missed = [what for what in _not_taken(asked, case, diagnosis) if not any(map(_says(what), patch.undone))]
+    undone = [*patch.undone, *missed]
     lines = [patch.diff(str(case.launch.path), str(asked.fix)).rstrip() or say["nothing_to_patch"]]
     lines += [f"{say['not_patched']}: {what}" for what in dict.fromkeys(undone)]
     return "\n".join([*lines, say["patched"].format(path=asked.fix)])
+
+
+def _says(change: str) -> Callable[[str], bool]:
+    """Whether a line of what is left for the hand ends in this change."""
+    return lambda line: line.endswith(change)
 
 
 def _not_taken(asked: Any, case: Case, diagnosis: Diagnosis) -> list[str]:

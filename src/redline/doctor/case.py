@@ -106,7 +106,8 @@ class Case:
             if at and at in (use.field, use.flag):
                 return str(use.file), use.line
         if at in self.launch.environment:
-            return str(self.launch.path), self.launch.environment[at][1]
+            place = self.launch.environment[at][1]
+            return str(place.file), place.line
         return str(self.launch.path), None
 
     def env(self, name: str) -> str | None:

@@ -85,13 +85,16 @@ def patch_launch(case: Case, mend: Mend) -> Patch:
     if patch.added:
         _add(case, patch)
     for variable, value in mend.environment.items():
-        _export(patch, variable, value)
+        _export(case, patch, variable, value)
     return patch
 
 
 def _set_flag(case: Case, patch: Patch, name: str, value: Any) -> None:
     option = options_by_field()[name]
     typed = field_uses(case, name)
+    if typed and (elsewhere := _elsewhere(case, typed[0])):
+        patch.undone.append(f"{elsewhere} {option.show(value)}")
+        return
     gone = value is None or value == unstated(name, case.dialect)
     switch = option.kind is bool and option.count == 0
     in_place = option.flag if typed[:1] == [option.flag] and not gone and not switch else None
@@ -101,6 +104,14 @@ def _set_flag(case: Case, patch: Patch, name: str, value: Any) -> None:
         _drop(case, patch, flag)
     if not gone:
         patch.added.append(option.show(value))
+
+
+def _elsewhere(case: Case, flag: str) -> str:
+    """FILE:LINE of a flag that counts where it stands in a file that this one reads, else ""."""
+    use = case.uses(flag)
+    if use is None or case.launch is None or str(use.file) == str(case.launch.path):
+        return ""
+    return f"{use.file}:{use.line}"
 
 
 def _still(mend: Mend, words: str) -> bool:
@@ -231,7 +242,12 @@ def _in_element_of_its_own(line: str, found: re.Match[str]) -> bool:
     return around[0] in ("'", '"') and around[1] in (around[0], "=")
 
 
-def _export(patch: Patch, name: str, value: str | None) -> None:
+def _export(case: Case, patch: Patch, name: str, value: str | None) -> None:
+    assert case.launch is not None
+    file, line = case.place(name)
+    if name in case.launch.environment and file != str(case.launch.path):  # it would overrule this one
+        patch.undone.append(f"{file}:{line} " + (f"unset {name}" if value is None else f"export {name}={value}"))
+        return
     pattern = re.compile(rf"(?<![\w]){re.escape(name)}={VALUE}?")
     places = [place for place, line in enumerate(patch.lines) if pattern.search(line.split("#")[0])]
     if places:

@@ -10,6 +10,7 @@ from redline.config import value_of
 from redline.config.launch import Launch, read_launch
 from redline.config.launch.megatron_names import SWITCHES, VALUED
 from redline.config.launch.successors import SUCCESSORS, old_spelling, rewritten
+from redline.config.launch.values import Place
 from redline.config.tree import spellings
 
 SHAPE = "--num-layers 2 --hidden-size 64 --num-attention-heads 4"
@@ -253,7 +254,7 @@ def test_a_script_that_submits_another(tmp_path: Path, script: Path) -> None:
     launch = read(script, "export X=1\nsbatch --nodes=4 --ntasks-per-node=8 job.sh 3")
     assert (launch.world_size, value_of(launch.config, "micro_batch_size")) == (32, 3)
     assert launch.flags[-1].file.name == "job.sh"
-    assert launch.environment["X"] == ("1", 1)
+    assert launch.environment["X"] == ("1", Place(script, 1))
 
 
 def test_the_environment(script: Path) -> None:
@@ -271,7 +272,7 @@ declare -x G=7"""
         "E": "x y",
         "G": "7",
     }
-    assert launch.environment["E"] == ("x y", 4)
+    assert launch.environment["E"] == ("x y", Place(script, 4))
     (assumption,) = launch.assumptions
     assert (assumption.name, assumption.used_by, assumption.choices) == ("MODE", ("F",), ("x",))
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from redline.config.launch.values import Place
 from redline.config.problems import Problem
 from redline.config.tree import RunConfig
 
@@ -62,7 +63,7 @@ class Launch:
         config: the options that are known; every other one has its default.
         stated: fields whose value the files state and which `config` therefore holds.
         flags: every flag, also those of branches that may not be taken.
-        environment: exported variables that are known, with the line that sets each.
+        environment: exported variables that are known, each with the place that sets it.
         launcher: "torchrun", "torch.distributed.launch", "deepspeed", "mpirun", "srun", "accelerate" or
             "python".
         entry: the program that is started, for example "pretrain_gpt.py".
@@ -75,7 +76,7 @@ class Launch:
     config: RunConfig
     stated: frozenset[str]
     flags: tuple[FlagUse, ...]
-    environment: Mapping[str, tuple[str, int]]
+    environment: Mapping[str, tuple[str, Place]]
     world_size: int | None
     nnodes: int | None
     nproc_per_node: int | None

@@ -260,13 +260,13 @@ class _Assumptions:
             for name in running.taken.get(fact, ()):
                 self.took(name, fact)
 
-    def environment(self, variables: Mapping[str, tuple[Text, Place]]) -> dict[str, tuple[str, int]]:
+    def environment(self, variables: Mapping[str, tuple[Text, Place]]) -> dict[str, tuple[str, Place]]:
         """The variables that are known; the others become assumptions."""
-        sure: dict[str, tuple[str, int]] = {}
+        sure: dict[str, tuple[str, Place]] = {}
         for name, (text, place) in variables.items():
             doubtful = [hole for hole in text if isinstance(hole, Hole) and hole.choices]
             if not doubtful:
-                sure[name] = (render(text), place.line)
+                sure[name] = (render(text), place)
             for hole in doubtful:
                 self.hole(hole, name)
             for segment in text:

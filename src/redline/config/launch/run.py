@@ -294,7 +294,7 @@ class Reader:
             if sourced:
                 self.notes.skipped.setdefault(render(name), (place, "it is not beside the script."))
             return False
-        if self.calls >= MAX_CALLS or path in self.notes.open_files:
+        if self.calls >= MAX_CALLS or path.resolve() in self.notes.open_files:
             return True
         try:
             source, _ = source_of_file(path)
@@ -304,7 +304,7 @@ class Reader:
         shell = self.shell if sourced else self._child(args)
         kept = shell.args
         shell.args = args if args else kept
-        self.notes.open_files.append(path)
+        self.notes.open_files.append(path.resolve())
         try:
             Reader(source, shell, self.notes, self.depth, self.calls + 1).program()
         finally:
@@ -341,7 +341,7 @@ def beside(name: Text, notes: Notes) -> Path | None:
         try:
             path = candidate.resolve()
             if path.is_relative_to(top) and path.is_file() and path.stat().st_size <= MAX_BYTES:
-                return path
+                return home / path.relative_to(top)  # as the script itself was named
         except (OSError, ValueError, RuntimeError):
             continue
     return None
