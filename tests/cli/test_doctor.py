@@ -15,7 +15,7 @@ from rich.console import Console
 from redline.cli.doctor import main
 from redline.config.launch import read_launch
 from redline.doctor import Case, diagnose
-from redline.errors import RedlineError
+from redline.errors import RedlineError, UsageError
 from redline.hardware import hardware_named
 from redline.ledger import METRICS_FILE
 from redline.report.doctor_text import print_report
@@ -151,6 +151,64 @@ def test_machine_files(capsys: Any, tmp_path: Path) -> None:
     (tmp_path / "log").write_text("NCCL INFO Using network Socket\n")
     found = document(capsys, "--topo", str(tmp_path / "topo"), "--nccl-log", str(tmp_path / "log"))
     assert {"RL506", "RL009"} <= {each["id"] for each in found["findings"]} and found["facts"] == {}
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "why"),
+    (("--nvidia-smi", "hello\n", "names no GPU"), ("--topo", "NIC0\tNIC1\n", "no column of GPU0")),
+)
+def test_files_that_no_tool_wrote(tmp_path: Path, option: str, text: str, why: str) -> None:
+    (tmp_path / "file").write_text(text)
+    with pytest.raises(UsageError, match=why):
+        main([option, str(tmp_path / "file")])
+
+
+def test_a_log_without_nccl(capsys: Any, tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("iteration 1\n")
+    assert main(["--nccl-log", str(tmp_path / "log")]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "has no line of it" in text and "network ?" not in text
+
+
+def test_a_script_that_leaves(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(
+        "case ${1:-1B} in\n 1B) ;;\n *) exit 1 ;;\nesac\npython pretrain_gpt.py --num-layers 2\n"
+    )
+    assert main([str(script), "--json"]) in (0, 1)
+    with pytest.raises(UsageError, match=r"exit at run\.sh:3 before it starts any"):
+        main([str(script), "--set", "1=9B"])
+
+
+def test_mfu_of_two_formats(capsys: Any, tmp_path: Path) -> None:
+    """In fp32 an MFU is a share of another peak: the verdict never sets the two side by side unsaid."""
+    script = tmp_path / "run.sh"
+    script.write_text(
+        "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 12 --hidden-size 2048 "
+        "--num-attention-heads 16 --seq-length 2048 --max-position-embeddings 2048 --micro-batch-size 4 "
+        "--global-batch-size 512\n"
+    )
+    assert document(capsys, str(script), "--gpu", "h100")["verdict"]["mfu_over"] == "dense fp32 peak"
+    main([str(script), "--gpu", "h100"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert "% of the fp32 peak now, " in text and "% of the 16-bit peak after" in text
+    script.write_text(script.read_text().replace("--num-layers", "--bf16 --num-layers"))
+    assert document(capsys, str(script), "--gpu", "h100")["verdict"]["mfu_over"] == "dense 16-bit peak"
+    main([str(script), "--gpu", "h100"])
+    assert " peak now" not in capsys.readouterr().out
+
+
+def test_evidence_begins_with_what_the_script_says(capsys: Any, tmp_path: Path) -> None:
+    """A second round of mends lowers tp again: the first evidence is still the script's."""
+    script = tmp_path / "run.sh"
+    script.write_text(
+        "torchrun --nproc_per_node 8 --nnodes 2 pretrain_gpt.py --num-layers 32 --hidden-size 4096 --bf16 "
+        "--num-attention-heads 32 --seq-length 2048 --max-position-embeddings 2048 --micro-batch-size 1 "
+        "--global-batch-size 512 --tensor-model-parallel-size 8\n"
+    )
+    found = document(capsys, str(script), "--gpu", "h100")["findings"]
+    (smaller,) = (each for each in found if each["id"] == "RL205")
+    assert smaller["evidence"] == "tp 8, and tp 2 fits; tp 2, and tp 1 fits"
 
 
 def test_this_machine(capsys: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from good_launch import GOOD, case_of, script
 
-from redline.doctor import CHECKS, Case, Gpu, Machine, diagnose
+from redline.doctor import CHECKS, Case, Gpu, Machine, diagnose, facts_of
 from redline.doctor.machine import NcclLog, Nic, Pair
 from redline.doctor.runs import RunRecord
 from redline.hardware import hardware_named
@@ -197,6 +197,21 @@ def test_spoiled_launch(bad: Bad, tmp_path: Path) -> None:
     assert all(each.file == str(tmp_path / "run.sh") for each in findings)
 
 
+def test_cut_off_flags(tmp_path: Path) -> None:
+    """What bash takes for a command of its own is said, and the rest judged as if it were not cut off."""
+    text = script().replace("ARGS=(\n", "torchrun --nproc_per_node 8 --nnodes 8 pretrain_gpt.py \\\n")
+    text = text[: text.index(")\ntorchrun")].replace("\n  --", " \\\n  --").replace("\\ \\", "\\")
+    whole = diagnose(case_of(tmp_path, text))
+    assert whole.findings == () and whole.now is not None
+    line = "  --bf16 \\\n"
+    broken = diagnose(case_of(tmp_path, text.replace(line, "  # formats\n" + line)))
+    (finding,) = broken.findings
+    assert (finding.id, finding.severity) == ("RL605", "error") and finding.evidence.startswith("--bf16 ")
+    assert finding.line == text[: text.index(line)].count("\n") + 2
+    assert broken.now is not None and broken.now.step_s == whole.now.step_s
+    assert facts_of(broken.case)["precision"] == "fp32"  # as it stands
+
+
 def test_compile_and_lengths(tmp_path: Path) -> None:
     text = script({"--use-torch-compile": None, "--variable-seq-lengths": None})
     assert "RL408" in ids(case_of(tmp_path, text, dialect="redline"))
@@ -296,7 +311,10 @@ def test_run_below_prediction(tmp_path: Path) -> None:
 
 def test_every_check_has_a_failing_case() -> None:
     failing = (
-        {bad.id for bad in BAD} | {id for id, _ in SICK} | {id for id, _ in BAD_RUNS} | {"RL408", "RL701"}
+        {bad.id for bad in BAD}
+        | {id for id, _ in SICK}
+        | {id for id, _ in BAD_RUNS}
+        | {"RL408", "RL605", "RL701"}
     )
     assert failing == {each.id for each in CHECKS}
     assert len({each.id for each in CHECKS}) == len(CHECKS)

@@ -48,6 +48,15 @@ def test_warm_up_and_nulls_are_left_out() -> None:
     assert record_of([], {}).step_s is None
 
 
+def test_profiled_steps_are_no_dips() -> None:
+    """A trace slows the steps that it records: they tell nothing of the others."""
+    records = [
+        step(number, 2.0 if number in (5, 6) else 1.0, profiled=number in (5, 6)) for number in range(1, 13)
+    ]
+    found = record_of(records, {})
+    assert (found.slow_steps, found.lost_share, found.steps) == ((), 0.0, 12)
+
+
 def test_folder(tmp_path: Path) -> None:
     lines = [json.dumps(step(number)) for number in range(1, 8)]
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + '\n{"kind": "st')

@@ -264,14 +264,30 @@ def _machine(asked: Any) -> Machine | None:
     machine = live_machine() if asked.path is None and not any(files) else Machine()
     if asked.nvidia_smi:
         machine = read_nvidia_smi(_text(asked.nvidia_smi))
+        if not machine.gpus:
+            raise _not_of(asked.nvidia_smi, "nvidia-smi", "it names no GPU")
     if asked.topo:
-        machine = read_topology(_text(asked.topo), machine)
+        text = _text(asked.topo)
+        if "GPU0" not in text:
+            raise _not_of(asked.topo, "nvidia-smi topo -m", "it has no column of GPU0")
+        machine = read_topology(text, machine)
     if asked.nccl_log:
         log = _text(asked.nccl_log)
-        machine = replace(machine, nccl=read_nccl_log(log), xids=(*machine.xids, *read_xids(log)))
+        machine = replace(machine, xids=(*machine.xids, *read_xids(log)))
+        if "NCCL" in log:
+            machine = replace(machine, nccl=read_nccl_log(log))
+        else:
+            unseen = f"NCCL: {asked.nccl_log} has no line of it (NCCL_DEBUG=INFO at the start writes them)"
+            machine = replace(machine, unseen=(*machine.unseen, unseen))
     if asked.measure:
         machine = replace(machine, measured=_measured())
     return machine
+
+
+def _not_of(path: Path, tool: str, why: str) -> UsageError:
+    return UsageError(
+        f"{path} is no output of {tool}.", why=f"{why}.", mend=f"write one with `{tool} > {path.name}`."
+    )
 
 
 def _measured() -> dict[str, float]:

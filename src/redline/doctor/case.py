@@ -102,7 +102,7 @@ class Case:
         """(file, line) of an option field, a variable or a flag."""
         if self.launch is None:
             return None, None
-        for use in reversed(self.launch.flags):
+        for use in (*reversed(self.launch.flags), *self.launch.cut_off):
             if at and at in (use.field, use.flag):
                 return str(use.file), use.line
         if at in self.launch.environment:

@@ -119,7 +119,8 @@ def _further(case: Case, checks: tuple[Check, ...], applied: list[Finding], lang
         return []
     earlier = next((finding for finding in applied if finding.id == best.id), None)
     if earlier is not None:  # one finding speaks for both: its change includes the earlier one
-        best = replace(best, change=merge((earlier.change, best.change)))
+        evidence = f"{earlier.evidence}; {best.evidence}"
+        best = replace(best, evidence=evidence, change=merge((earlier.change, best.change)))
     file, line = case.place(next(iter(best.change.values), ""))
     return [replace(best, file=best.file or file, line=best.line or line)]
 

@@ -25,7 +25,7 @@ UNKNOWN: Mapping[str, str] = {
         "memory": "RL301 RL302 RL306 RL307 RL308 RL310 RL705",
         "table": "RL309",
         "log": "RL413 RL604",
-        "flags": "RL601 RL602 RL603",
+        "flags": "RL601 RL602 RL603 RL605",
         "run": "RL701 RL702 RL704",
     }.items()
     for id in ids.split()

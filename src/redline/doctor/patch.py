@@ -244,9 +244,10 @@ def _in_element_of_its_own(line: str, found: re.Match[str]) -> bool:
 
 def _export(case: Case, patch: Patch, name: str, value: str | None) -> None:
     assert case.launch is not None
-    file, line = case.place(name)
+    file, number = case.place(name)
     if name in case.launch.environment and file != str(case.launch.path):  # it would overrule this one
-        patch.undone.append(f"{file}:{line} " + (f"unset {name}" if value is None else f"export {name}={value}"))
+        change = f"unset {name}" if value is None else f"export {name}={value}"
+        patch.undone.append(f"{file}:{number} {change}")
         return
     pattern = re.compile(rf"(?<![\w]){re.escape(name)}={VALUE}?")
     places = [place for place, line in enumerate(patch.lines) if pattern.search(line.split("#")[0])]

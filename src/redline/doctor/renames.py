@@ -26,8 +26,11 @@ def respelled(use: FlagUse) -> Mend:
 
 
 def as_meant(launch: Launch) -> Launch:
-    """The launch with its clearly misspelt flags read as what they mean, so that the rest can be judged."""
+    """The launch with its clearly misspelt and cut-off flags as they are meant, to judge the rest by."""
     values: dict[str, Any] = {}
+    for use in launch.cut_off:
+        if "$" not in (use.value or ""):
+            values |= meaning([use.flag, *(use.value or "").split()]) or {}
     for use in launch.flags:
         if use.state == "unknown" and use.flag not in SUCCESSORS:
             values |= respelled(use).values

@@ -80,7 +80,11 @@ def read_run(folder: Path) -> RunRecord:
 
 def record_of(records: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> RunRecord:
     """The same from plain values."""
-    settled = [each for each in records[WARM_UP:] if isinstance(each.get("step_time_s"), int | float)]
+    settled = [
+        each
+        for each in records[WARM_UP:]
+        if isinstance(each.get("step_time_s"), int | float) and not each.get("profiled")
+    ]
     times = [float(each["step_time_s"]) for each in settled]
     median = statistics.median(times) if times else None
     slow = tuple(int(each["step"]) for each in settled if median and each["step_time_s"] > SLOW * median)

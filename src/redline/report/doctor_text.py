@@ -21,6 +21,7 @@ HANGING = 6
 WHOLE = ("gemm", "copy")  # rates in tera; the others in giga
 STYLES = {"error": "bold red", "warning": "yellow", "hint": "cyan"}
 CONVENTION: Convention = "causal-half"
+BITS = "16-bit"
 
 
 def document(diagnosis: Diagnosis, assumed: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
@@ -56,7 +57,7 @@ def verdict(diagnosis: Diagnosis) -> dict[str, Any]:
         "predicted_mfu_now": _mfu(now),
         "predicted_mfu_after": _mfu(after),
         "mfu_convention": CONVENTION,
-        "mfu_over": "dense 16-bit peak",
+        "mfu_over": f"dense {_peak(now) if now else BITS} peak",
         "uncertainty": UNCERTAINTY,
         "uncertainty_wide": UNCERTAINTY_WIDE,
         "speedup": None if now is None or after is None else after.tokens_per_s / now.tokens_per_s,
@@ -142,6 +143,9 @@ def _print_verdict(console: Console, diagnosis: Diagnosis, say: Any) -> None:
         return
     speedup = f"{after.tokens_per_s / now.tokens_per_s:.2f}x"
     words = {"now": f"{now.mfu[CONVENTION]:.1%}", "after": f"{after.mfu[CONVENTION]:.1%}", "speedup": speedup}
+    if _peak(now) != _peak(after):  # two shares of different things
+        for name, cost in (("now", now), ("after", after)):
+            words[name] = say["mfu_of_peak"].format(mfu=words[name], format=_peak(cost))
     key = "predicted"
     if case.hardware is not None and case.hardware.memory_bytes and not case.fits(now):
         key = "predicted_unfit"
@@ -160,6 +164,11 @@ def _print_verdict(console: Console, diagnosis: Diagnosis, say: Any) -> None:
         lines.insert(0, say[key].format(**measured))
     for line in filter(None, lines):
         _print_line(console, line, 2)
+
+
+def _peak(cost: StepCost) -> str:
+    """The format whose dense peak an MFU is a share of: 16 bits also for fp8, as published figures are."""
+    return cost.setup.dtype if cost.setup.dtype in ("fp32", "fp64") else BITS
 
 
 def _memory_line(diagnosis: Diagnosis, say: Any) -> str:

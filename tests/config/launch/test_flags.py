@@ -277,6 +277,50 @@ declare -x G=7"""
     assert (assumption.name, assumption.used_by, assumption.choices) == ("MODE", ("F",), ("x",))
 
 
+@pytest.mark.parametrize("size", ("${1:-8B}", "${MODEL:-8B}", '"${SIZE:-8B}"'))
+@pytest.mark.parametrize(
+    "sizes",
+    (
+        'case "$SIZE" in 1B) L=16 ;; 8B|8b) L=32 ;; 70B) L=80 ;; *) exit 1 ;; esac',
+        "if [ $SIZE = 1B ]; then L=16; elif [[ $SIZE == 8B || $SIZE == 8b ]]; then L=32; "
+        'elif [ "$SIZE" = "70B" ]; then L=80; fi',
+    ),
+    ids=("case", "if"),
+)
+def test_a_default_among_other_sizes(script: Path, size: str, sizes: str) -> None:
+    launch = run(script, " --seed $L", f"SIZE={size}\n{sizes}")
+    name = "MODEL" if "MODEL" in size else "SIZE"
+    (assumption,) = launch.assumptions
+    assert assumption.name == name and assumption.line == 1
+    assert assumption.choices[0] == "8B" and set(assumption.choices) >= {"1B", "8B", "70B"}
+    assert value_of(launch.config, "seed") == 32
+    launch = read_launch(script, set_values={name: "70B"})
+    assert launch.assumptions == () and value_of(launch.config, "seed") == 80
+
+
+def test_a_default_that_nothing_else_is_said_of(script: Path) -> None:
+    before = "TP=${TP:-2}\nX=${X:-1}\nif [ $X = 1 ]; then Y=1; fi\nf() { case ${1:-a} in b) Y=2 ;; esac; }\nf"
+    assert run(script, " --tensor-model-parallel-size $TP", before).assumptions == ()
+
+
+def test_flags_behind_a_line_that_does_not_go_on(script: Path) -> None:
+    text = f"torchrun pretrain_gpt.py {SHAPE} \\ # the model\n  --bf16 --lr 1e-4 \\\n  --seed 3\n"
+    launch = read(script, text)
+    assert [(use.flag, use.value, use.line) for use in launch.cut_off] == [
+        ("--bf16", None, 2),
+        ("--lr", "1e-4", 2),
+        ("--seed", "3", 3),
+    ]
+    assert not launch.stated & {"bf16", "lr", "seed"}
+    assert read(script, text.replace(" # the model", "")).cut_off == ()
+
+
+def test_recompute_of_2021_is_full(script: Path) -> None:
+    launch = run(script, "--checkpoint-activations --deepspeed-activation-checkpointing")
+    names = ("recompute_granularity", "recompute_method", "recompute_num_layers")
+    assert [value_of(launch.config, name) for name in names] == ["full", "uniform", 1]
+
+
 def test_windows_line_ends(script: Path) -> None:
     script.write_bytes(
         f"TP=2\r\ntorchrun pretrain_gpt.py {SHAPE} \\\r\n --tensor-model-parallel-size $TP\r\n".encode()

@@ -110,7 +110,7 @@ CASES = [
         (8, 1, 8),
         "torch.distributed.launch",
         "pretrain_gpt.py",
-        layout(2, 2, 24, 1024, 4, 16) | {"fp16": True, "checkpoint_activations": True},
+        layout(2, 2, 24, 1024, 4, 16) | {"fp16": True, "recompute_granularity": "full"},
         32,
     ),
     Facts(

@@ -174,7 +174,7 @@ def _record(typed: _Typed, found: Attributed) -> None:
     if flag.rpartition(".")[2] == "precision" and (kind := PRECISIONS.get(value or "")):
         typed, name, spelling = replace(typed, values=()), f"--{kind}", spellings().get(f"--{kind}")
     words = rewritten(flag, value)
-    if spelling is None and words:
+    if words:
         name, spelling = words[0], spellings().get(words[0])
     is_megatron = flag in SWITCHES or flag in VALUED or flag.rpartition(".")[2] in LAUNCH_KEYS
     state = "understood" if spelling else "megatron-only" if is_megatron else "unknown"
@@ -189,7 +189,7 @@ def _record(typed: _Typed, found: Attributed) -> None:
     found.doubts.setdefault(flag, []).extend((*typed.holes, *_doubts(typed, spelling)))
     if typed.holes or spelling is None:
         return
-    if words and _spelling(flag)[1] is None:
+    if words:
         for part, rest in pairs(words):
             if (new := spellings().get(part)) is not None:
                 _put(part, new, tuple((Lit(word, typed.place),) for word in rest), typed.place, found)

@@ -49,7 +49,7 @@ def assign_words(node: Node, expander: Expander, *, only_value: bool = False) ->
     if value is not None and value.type == "array":
         _assign_array(name, value, expander, place, appends=appends)
         return "", ()
-    text = _named(expander.text(value) if value is not None else (), name, place)
+    text = _named(expander.text(value) if value is not None else (), name, place, expander.notes)
     if only_value:
         return name, text
     store(name, index, text, expander, place, appends=appends)
@@ -156,8 +156,11 @@ def _entries(words: list[Text | Alt]) -> dict[str, Text]:
     return found
 
 
-def _named(text: Text, name: str, place: Place) -> Text:
+def _named(text: Text, name: str, place: Place, notes: Notes) -> Text:
     """A variable that is nothing but an argument or the output of a command is open under its own name."""
+    if len(text) == 1 and isinstance(text[0], Lit) and text[0].taken.isdecimal():  # NAME=${1:-default}
+        notes.defaults.setdefault(name, notes.defaults[text[0].taken])
+        return (text[0]._replace(taken=name),)
     if len(text) != 1 or not isinstance(text[0], Hole) or text[0].choices or len(text[0].names) != 1:
         return text
     hole = text[0]

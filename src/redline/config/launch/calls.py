@@ -33,6 +33,8 @@ def hand_over(
     if first is None:
         return _carried(reader, items, inline, place)
     if first in ENDS:
+        if first == "exit":
+            reader.notes.left = place
         reader.shell.dead = ENDS[first]
         return Answer(True)
     if first == "false":

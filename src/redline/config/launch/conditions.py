@@ -217,6 +217,8 @@ class _Test:
         agree = matches if is_pattern else str.__eq__
         answers = {agree(one, other) == (operator != "!=") for one in mine for other in theirs}
         if len(answers) == 1:
+            for one, literal in ((first, known(second)), (second, known(first))):
+                self.expander.notes.compare_default(one, literal or "", self.place)
             return Answer(answers.pop(), presumed=_counts_arguments(first + second))
         return self.unsure(first, operator, second)
 

@@ -63,6 +63,8 @@ def _arms(
                 otherwise = body
                 break
             continue
+        if answer.value:
+            _look(reader, [later for later, _ in rest])
         if answer.value or answer.presumed:
             reader.decide(
                 answer,
@@ -80,6 +82,15 @@ def _arms(
     reader.fork(possible, every, place, decided_by(every))
 
 
+def _look(reader: Reader, heads: list[list[Node]]) -> None:
+    """Tests that are not reached, for the values that they compare a default with."""
+    presumed = dict(reader.notes.presumed)
+    for head in heads:
+        if all(child.type == "test_command" for child in head if child.is_named):
+            reader.apart().block(head)
+    reader.notes.presumed = presumed
+
+
 def case_statement(reader: Reader, node: Node) -> Answer:
     """case: the item that matches, or all of them."""
     place = reader.source.place(node)
@@ -88,6 +99,10 @@ def case_statement(reader: Reader, node: Node) -> Answer:
     items = [_case_item(child) for child in named[1:] if child.type == "case_item"]
     options = variants(subject)
     if options is not None and len(options) == 1:
+        for pattern in (pattern for patterns, _ in items for pattern in patterns):
+            text = render(reader.expander.text(pattern))
+            if not any(character in text for character in "*?["):
+                reader.notes.compare_default(subject, text, place)
         for patterns, body in items:
             if any(_fits(reader, options[0], pattern) for pattern in patterns):
                 reader.block(body)

@@ -69,6 +69,7 @@ class Launch:
         entry: the program that is started, for example "pretrain_gpt.py".
         problems: contradictory flags, bad values, old spellings, rules of the tree that are broken.
         text: the script as it stands in the file.
+        cut_off: flags that bash takes for commands, because the line before them does not end in a backslash.
     """
 
     kind: Literal["bash", "toml", "yaml", "run-folder"]
@@ -85,6 +86,7 @@ class Launch:
     assumptions: tuple[Assumption, ...]
     problems: tuple[Problem, ...]
     text: str
+    cut_off: tuple[FlagUse, ...] = ()
 
     @property
     def open_fields(self) -> frozenset[str]:

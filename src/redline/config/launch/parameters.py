@@ -262,6 +262,8 @@ class Parameters:
             return pieces_of(self._outside(name, place), quoted=quoted)
         if empty:
             pieces = self._operand(operand, quoted=quoted)
+            if use in "-=" and index == "" and self._is_outer(name):
+                pieces = self._marked(name, pieces, place)
             if use == "=" and not name.isdecimal():
                 self.shell.set(name, Scalar(text_of(pieces)), self.notes)
             return pieces
@@ -269,6 +271,24 @@ class Parameters:
         if index in ("@", "*") or name in ("@", "*"):
             return self.parameter(name, index, node, quoted=quoted)
         return pieces_of(self._fill(value, operator, operand), quoted=quoted)
+
+    def _is_outer(self, name: str) -> bool:
+        """Whether only the environment, or the words the script is started with, could set a parameter."""
+        return self.shell.args is None if name.isdecimal() else name not in self.shell.variables
+
+    def _marked(self, name: str, pieces: list[Piece], place: Place) -> list[Piece]:
+        """A default, marked as taken: a condition on it offers the values that it could have been."""
+        value = known(text_of(pieces))
+        if not value:
+            return pieces
+        self.notes.defaults.setdefault(name, (value, place))
+        marked: list[Piece] = []
+        for piece in pieces:
+            if isinstance(piece, Quoted) and isinstance(piece.segment, Lit):
+                marked.append(Quoted(piece.segment._replace(taken=piece.segment.taken or name)))
+            else:
+                marked.append(piece._replace(taken=piece.taken or name) if isinstance(piece, Lit) else piece)
+        return marked
 
     def _fill(self, value: Text, operator: str, operand: list[Part]) -> Text:
         """A text with choices of which some are empty, those replaced by the operand."""

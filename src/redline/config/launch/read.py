@@ -93,14 +93,14 @@ def _read_bash(path: Path, set_values: Mapping[str, str]) -> Launch:
     candidates = _candidates(notes, shell)
     if not candidates:
         why = "no command starts a Python program with Megatron's flags, and no variable holds such flags."
+        mend = "name the script that starts the training, or the file that holds its flags."
         if notes.stopped:
             line = notes.stopped.line
             why = f"reading stopped at line {line}: what the script does there has no end in sight."
-        raise DataError(
-            f"{path} holds no training command.",
-            why,
-            "name the script that starts the training, or the file that holds its flags.",
-        )
+        elif notes.left and shell.dead == "exit":
+            why = f"it ends by the exit at {notes.left.file.name}:{notes.left.line} before it starts any."
+            mend = "settle what leads there by --set NAME=VALUE, or name the script that starts the training."
+        raise DataError(f"{path} holds no training command.", why, mend)
     best = max(candidates, key=lambda candidate: candidate.flags.understood)
     running = processes(best.command, best.at, notes) if best.entry else Processes()
     _trainer_counts(best.flags, running)
@@ -130,6 +130,7 @@ def _read_bash(path: Path, set_values: Mapping[str, str]) -> Launch:
         ledger.listed(),
         tuple(dict.fromkeys(problems)),
         text,
+        tuple(use for place, words in notes.cut_off.items() for use in attribute(words, place).uses),
     )
 
 
@@ -302,6 +303,10 @@ class _Assumptions:
                 self.add(name, hole.place, "it may hold further flags.")
         for name, place in self.notes.presumed.items():
             self.add(name, place, "the script never sets it; it is taken as unset.")
+        for name, (value, place) in self.notes.defaults.items():
+            if self.notes.compared.get(name, {}).keys() - {value}:
+                why = "nothing sets it: its default is taken; the script speaks of others too."
+                self.add(name, place, why).choices[value] = None
         for name, (place, why) in self.notes.skipped.items():
             if name.rpartition("/")[2] not in SETUP_FILES:
                 self.add(name, place, f"this file is not read: {why}")

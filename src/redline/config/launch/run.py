@@ -221,6 +221,9 @@ class Reader:
         if self.source.text(words[0].start_byte, words[0].end_byte) == "test":
             return words_test(words[1:], self.expander, self.source.place(node))
         items = tuple(self.expander.words(words))
+        if self.source.data.startswith(b"--", words[0].start_byte):  # a continued line that was not continued
+            self.notes.cut_off.setdefault(self.source.place(node), items)
+            return Answer(False)
         return self.call(items, inline, self.source.place(node), given, target)
 
     def call(

@@ -105,6 +105,7 @@ class Notes:
     script: Path
     steps: int = 0
     stopped: Place | None = None
+    left: Place | None = None  # the last `exit`
     asked: set[str] = field(default_factory=set)  # variables that were read
     owned: set[str] = field(default_factory=set)  # variables that the script assigns somewhere
     compared: dict[str, dict[str, Place]] = field(
@@ -112,8 +113,10 @@ class Notes:
     )  # name -> literals it is compared with
     presumed: dict[str, Place] = field(default_factory=dict)  # toggles taken as unset
     taken: dict[str, tuple[str, Place, str]] = field(default_factory=dict)  # name -> value, place, why
+    defaults: dict[str, tuple[str, Place]] = field(default_factory=dict)  # ${NAME:-default}
     skipped: dict[str, tuple[Place, str]] = field(default_factory=dict)  # sourced files that are not here
     commands: list[Command] = field(default_factory=list)
+    cut_off: dict[Place, Items] = field(default_factory=dict)  # commands that are only flags
     directives: dict[str, tuple[str, Place]] = field(default_factory=dict)  # #SBATCH options
     open_files: list[Path] = field(default_factory=list)  # scripts being read, innermost last
 
@@ -137,6 +140,11 @@ class Notes:
         """A value that stands in for a variable of the environment, remembered as an assumption."""
         self.taken.setdefault(name, (value, place, why))
         return lit(value, place, name)
+
+    def compare_default(self, text: Text, literal: str, place: Place) -> None:
+        """The same of a text that is the default of ${NAME:-default}: its other values are choices."""
+        names = {part.taken for part in text if isinstance(part, Lit) and part.taken in self.defaults}
+        self.compare(tuple(names), literal, place)
 
     def take_directive(self, key: str, value: str, place: Place) -> Text:
         """A number of the #SBATCH lines, remembered under the variable by which --set changes it."""

@@ -46,8 +46,8 @@ SUCCESSORS: dict[str, Successor] = {
     ),
     "--checkpoint-activations": Successor(
         "Megatron stops at it: recompute has a granularity now.",
-        "--recompute-activations, or --recompute-granularity full --recompute-method uniform "
-        "--recompute-num-layers 1",
+        "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
+        same=True,
     ),
     "--distribute-checkpointed-activations": Successor(RENAMED, "--distribute-saved-activations", same=True),
     "--override-lr-scheduler": Successor(RENAMED, "--override-opt_param-scheduler", same=True),
@@ -124,7 +124,9 @@ SUCCESSORS: dict[str, Successor] = {
     "--zero-stage": Successor(FORK, "--use-distributed-optimizer (ZeRO-1)"),
     "--ds-sequence-parallel-size": Successor(FORK, "--context-parallel-size {} --cp-comm-type a2a"),
     "--no-pipeline-parallel": Successor(FORK, "--pipeline-model-parallel-size 1"),
-    "--deepspeed-activation-checkpointing": Successor(FORK, "--recompute-activations"),
+    "--deepspeed-activation-checkpointing": Successor(
+        f"{FORK} It says whose code recomputes; --checkpoint-activations says that it does.", ""
+    ),
     "--hybrid-override-pattern": Successor("Megatron deprecated it.", "--hybrid-layer-pattern {}"),
     "--mtp-hybrid-override-pattern": Successor("Megatron deprecated it.", "--hybrid-layer-pattern"),
 }

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from redline.config.flags import UNSET, Spelling
+from redline.config.launch import FlagUse
 from redline.config.launch.successors import SUCCESSORS
 from redline.config.problems import Problem
 from redline.config.rules import violations
@@ -175,3 +176,18 @@ def repeated_flags(case: Case) -> Iterator[Hit]:
         if use.flag in first and first[use.flag] != use.value and use.value is not None:
             yield Hit(at=use.flag, words={"flag": use.flag, "first": first[use.flag], "last": use.value})
         first[use.flag] = use.value
+
+
+@check("RL605", "host", "error")
+def cut_off(case: Case) -> Iterator[Hit]:
+    """Flags of a continued command that bash takes for a command of their own."""
+    assert case.launch is not None
+    groups: list[list[FlagUse]] = []
+    for use in case.launch.cut_off:
+        last = groups[-1][-1] if groups else None
+        if last is None or last.file != use.file or use.line not in (last.line, last.line + 1):
+            groups.append([])
+        groups[-1].append(use)
+    for group in groups:
+        shown = " ".join(use.flag for use in group[:3]) + (" ..." if len(group) > 3 else "")
+        yield Hit(at=group[0].flag, words={"flags": shown, "number": len(group)})
