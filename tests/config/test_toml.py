@@ -85,9 +85,9 @@ def test_one_value_is_a_list_of_one(tmp_path: Path) -> None:
         ("seed = 2020-01-01", "bad-value", "must be a whole number"),
         ("seed = ", "config-file", "is not a TOML file"),
         (
-            "fp8_recipe = 'mxfp8'\nfp8_format = 'e4m3'",
-            "not-available-yet/fp8-blocks",
-            "--fp8-recipe mxfp8 is",
+            "fp8_recipe = 'custom'\nfp8_format = 'e4m3'",
+            "not-in-redline/custom-code",
+            "--fp8-recipe custom is",
         ),
         ("[model.deep]\nx = 1", "unknown-key", "there is no key model.deep."),
     ],

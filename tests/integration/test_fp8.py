@@ -86,6 +86,52 @@ def test_recompute_changes_no_bit(how: str, options: dict[str, Any], tmp_path: P
     assert all(torch.equal(tensor, found[1][1][name]) for name, tensor in found[0][1].items())
 
 
+WIDE = {"hidden_size": 128, "ffn_hidden_size": 128, "fp8_format": "e4m3"}
+BLOCKS = {
+    "blockwise": {**WIDE, "fp8_recipe": "blockwise"},
+    "mxfp8": {**WIDE, "fp8_recipe": "mxfp8", "fp8_emulate": True},
+}
+
+
+@pytest.mark.parametrize("recipe", BLOCKS)
+def test_recompute_casts_blocks_as_before(recipe: str, tmp_path: Path) -> None:
+    values = {**BLOCKS[recipe], "micro_batch_size": 1}
+    runs = [opened(tmp_path, {**values, **each}) for each in ({}, RECOMPUTE["full"], RECOMPUTE["selective"])]
+    losses = [[step.loss for step in take_steps(run, 3)] for run in runs]
+    assert losses[0] == losses[1] == losses[2]
+    assert all(run.state.fp8 is not None and len(run.state.fp8.gemms) == 8 for run in runs)
+
+
+def test_scales_of_a_tensor_begin_anew_after_scales_of_blocks(train: Any) -> None:
+    """And the table shows what blocks lose; nothing of them is cut off, and there is no one scale."""
+    flags = "--hidden-size 128 --ffn-hidden-size 128 --fp8-e4m3 --fp8-recipe"
+    run = train("run", f"{flags} blockwise --fp8-stats-interval 2 --exit-interval 4")
+    rows = [json.loads(line) for line in (run.folder / "fp8.jsonl").read_text().splitlines()]
+    assert len(rows) == 48 and all(row["amax"] > 0 and row["scale"] is None for row in rows)
+    assert all(row["saturated"] == 0 for row in rows)
+    resumed = train("run", f"{flags} delayed --load run")
+    assert len(resumed.losses) == 6 and "fp8 scales: measured anew" in resumed.output
+
+
+@pytest.mark.parametrize(
+    ("recipe", "capability", "says"),
+    [
+        ("mxfp8", (9, 0), r"10\.0 \(Blackwell\)"),
+        ("mxfp8", None, r"10\.0 \(Blackwell\)"),
+        ("blockwise", (8, 9), r"9\.0 \(Hopper\)"),
+        ("blockwise", (10, 0), "mxfp8"),
+    ],
+)
+def test_recipes_that_a_device_lacks_are_refused(recipe: str, capability: Any, says: str) -> None:
+    words = ["--preset", "llama3.2-1b", "--mock-data", "--train-iters", "1", "--fp8", "--fp8-recipe", recipe]
+    kind = "cpu" if capability is None else "cuda"
+    hardware = Hardware(name="A device", kind=kind, memory_bytes=80 << 30, compute_capability=capability)
+    with pytest.raises(ConfigError, match=says):
+        make_plan(parse_args(words).config, hardware, 128256)
+    plan = make_plan(parse_args([*words, "--fp8-emulate"]).config, hardware, 128256)
+    assert plan.fp8 is not None and "emulated: asked for" in plan.fp8.choices[0].why
+
+
 def test_nothing_left_to_run_in_fp8_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has nothing to act on"):
         opened(tmp_path, {**FP8, "fp8_keep_bf16": ("*",)})

@@ -304,6 +304,7 @@ FP8 = {
     "fp8_format": see(observe.numbers, **{**FP8_MODEL, "fp8_format": None, "bf16": True}),
     "fp8_recipe": see(observe.numbers, value="tensorwise", **FP8_MODEL),
     **numbers("fp8_margin", "fp8_interval", "fp8_wgrad", "fp8_keep_bf16", **FP8_MODEL),
+    "fp8_emulate": see(observe.choices, fp8_recipe="blockwise", hidden_size=128, **FP8_MODEL),
     "fp8_stats_interval": see(observe.outcome, value=2, **FP8_MODEL),
     "fp8_return_to_bf16": see(observe.numbers, value=1, **FP8_MODEL, fp8_interval=100),
     "fp8_output_proj": see(observe.choices, refused=2, **FP8_MODEL),  # by the fused loss alone

@@ -8,9 +8,14 @@ from model_cases import gradients, make_batch, make_dropout, make_model, make_sh
 
 from redline.formulas.operators import WITHOUT_LOGITS
 from redline.model import Fp8Gemms, fp8, fused_ops, local_ops
+from redline.model.fp8 import Fp8Gemm, Fp8Site
+from redline.model.fp8_blocks import BlockGemm
+from redline.model.modules import Linear
 from redline.precision import Fp8Spec, Fp8State
 
 SIZES = {"hidden": 32, "ffn": 48, "head_dim": 16, "num_heads": 4, "num_groups": 2, "vocab_size": 61}
+
+PARTS = ("attention.qkv", "attention.proj", "mlp.fc1", "mlp.fc2")
 
 
 def model_in_fp8(
@@ -21,11 +26,7 @@ def model_in_fp8(
     operators = WITHOUT_LOGITS if fused else frozenset()
     ops = fused_ops(operators) if fused else local_ops()
     model = make_model(shape, torch.bfloat16, device, main_grad=torch.float32, backend="unfused", ops=ops)
-    names = [
-        f"layers.{n}.{part}"
-        for n in range(layers)
-        for part in ("attention.qkv", "attention.proj", "mlp.fc1", "mlp.fc2")
-    ]
+    names = [f"layers.{n}.{part}" for n in range(layers) for part in PARTS]
     state = Fp8State(
         names, Fp8Spec(**{"history_len": 4, **options}), device, kernels=fused or device == "cuda"
     )
@@ -72,6 +73,43 @@ def test_near_bf16(kind, options, kernel_device):
         assert step(model, gemms) == pytest.approx(wanted, rel=0.02), turn
         assert 0.01 < distance(gradients(model), gradients(plain)) < 0.2, turn
         gemms.step()
+
+
+@pytest.mark.parametrize("recipe", ["blockwise", "mxfp8"])
+@pytest.mark.parametrize("wgrad", [True, False])
+@pytest.mark.parametrize("tokens", [50, 128])
+def test_a_site_with_scales_of_blocks(recipe, wgrad, tokens, kernel_device):
+    """Tokens of very different sizes: what one scale a tensor rounds to 0 is kept; sums add up."""
+    generator = torch.Generator().manual_seed(1)
+
+    def normal(*size: int) -> torch.Tensor:
+        return torch.randn(*size, generator=generator).to(kernel_device, torch.bfloat16)
+
+    sizes = torch.logspace(-5, 5, tokens, base=10).to(kernel_device, torch.bfloat16)[:, None]
+    x, dy, weight, bias = normal(tokens, 256), normal(tokens, 128) * sizes, normal(128, 256), normal(128)
+    kernels, emulate, found = kernel_device == "cuda", recipe == "mxfp8", {}
+    for name in (recipe, "tensorwise"):
+        layer = Linear(256, 128, bias=True, linear=None, dtype=torch.bfloat16)
+        layer.weight, layer.bias = torch.nn.Parameter(weight), torch.nn.Parameter(bias)
+        for parameter in layer.parameters():
+            parameter.main_grad = torch.zeros_like(parameter, dtype=torch.float32)
+        spec = Fp8Spec(recipe=name, format="e4m3", history_len=1, wgrad=wgrad, emulate=emulate)
+        state = Fp8State(["site"], spec, kernel_device, kernels=kernels)
+        gemm = (Fp8Gemm if name == "tensorwise" else BlockGemm)("site", layer, state)
+        gemm.refresh()
+        site, leaf = Fp8Site(None, gemm, fuse_wgrad=True), x.clone().requires_grad_()
+        for _ in range(2):
+            y = site(leaf)
+            y.backward(dy)
+        found[name] = y.float(), leaf.grad.float() / sizes, layer.weight.main_grad, layer.bias.main_grad
+    X, D, W = x.float(), dy.float(), weight.float()
+    wanted = X @ W.T + bias.float(), 2 * (D / sizes) @ W, 2 * D.T @ X, 2 * D.sum(0)
+    gaps = {
+        name: [((a - b).norm() / b.norm()).item() for a, b in zip(each, wanted, strict=True)]
+        for name, each in found.items()
+    }
+    assert all(gap < 0.05 for gap in gaps[recipe]), gaps
+    assert gaps["tensorwise"][1] > 0.3  # half of the gradient's rows are gone
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "geglu", "quick-geglu"])

@@ -183,7 +183,7 @@ def make_fp8(
     if plan.fp8 is None:
         return None
     options = config.precision
-    assert options.fp8_format is not None and options.fp8_recipe in ("delayed", "tensorwise")
+    assert options.fp8_format is not None and options.fp8_recipe != "custom"
     spec = Fp8Spec(
         format=options.fp8_format,
         recipe=options.fp8_recipe,
@@ -192,8 +192,11 @@ def make_fp8(
         history_len=options.fp8_amax_history_len,
         algo=options.fp8_amax_compute_algo,
         wgrad=options.fp8_wgrad,
+        emulate=options.fp8_emulate,
         patience=options.fp8_return_to_bf16 or NEVER,
     )
+    if spec.recipe == "blockwise" and not spec.emulate and device.type == "cuda":
+        _require_cuda_of_blocks(torch.version.cuda)
     state = Fp8State(plan.fp8.sites, spec, device, groups.world, kernels=bool(fused) or device.type == "cuda")
     if options.fp8_output_proj and "linear_cross_entropy" not in fused:
         raise ConfigError(
@@ -204,6 +207,17 @@ def make_fp8(
     fuse_wgrad = config.kernels.gradient_accumulation_fusion
     head = options.fp8_output_proj
     return Fp8Gemms(model, state, fused=fused, fuse_wgrad=fuse_wgrad, head=head)
+
+
+def _require_cuda_of_blocks(version: str | None) -> None:
+    """Raise ConfigError unless PyTorch comes with a CUDA whose cuBLAS scales blocks."""
+    if version is not None and tuple(map(int, version.split(".")[:2])) >= (12, 9):
+        return
+    raise ConfigError(
+        "--fp8-recipe blockwise cannot run here.",
+        f"cuBLAS scales blocks from CUDA 12.9 on; this PyTorch comes with {version or 'none'}.",
+        "use --fp8-recipe tensorwise, or a PyTorch with CUDA 12.9.",
+    )
 
 
 def make_optimizer(

@@ -9,7 +9,6 @@ from redline.config.waits import (
     FP4,
     FP8,
     FP8_ATTENTION,
-    FP8_BLOCKS,
     KITCHEN_PACKAGE,
     NUMERICS,
     QUANTIZED,
@@ -63,7 +62,7 @@ class PrecisionConfig(Section):
         "delayed",
         needs=ON_FP8,
         help="How fp8 scales are found.",
-        refused={"blockwise": FP8_BLOCKS, "mxfp8": FP8_BLOCKS, "custom": CUSTOM_CODE},
+        refused={"custom": CUSTOM_CODE},
     )
     fp8_quantizer_factory: str | None = flag(
         None, waits_for=CUSTOM_CODE, help="Python path of a custom recipe."
@@ -88,6 +87,12 @@ class PrecisionConfig(Section):
         metavar="PATTERN",
         other=("layers.0.*",),
         help='GEMMs to keep in bf16: shell patterns over names like "layers.3.mlp.fc2".',
+    )
+    fp8_emulate: bool = flag(
+        False,
+        own=True,
+        needs={"fp8_format": SET, "fp8_recipe": ("blockwise", "mxfp8")},
+        help="Compute GEMMs of scaled blocks in fp32 from their fp8 operands: slow, on any device.",
     )
     fp8_stats_interval: int | None = flag(
         None,

@@ -42,11 +42,6 @@ CONTEXT_PARALLEL = Waits(
 )
 EXPERT_PARALLEL = Waits("expert-parallel", "it waits for mixture-of-experts training.")
 FP8 = Waits("fp8", "it waits for the fp8 recipes.", "train in bf16 (--bf16).")
-FP8_BLOCKS = Waits(
-    "fp8-blocks",
-    "it waits for scales of blocks within a tensor.",
-    "use --fp8-recipe delayed or tensorwise.",
-)
 FP4 = Waits("fp4", "it waits for 4-bit floating point.", "train in bf16 (--bf16).")
 QUANTIZED = Waits(
     "quantized-training", "it waits for quantized training (int8, int4, mxfp4).", "train in bf16 (--bf16)."

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from io import FileIO
+from math import isfinite
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
@@ -84,7 +85,9 @@ class Ledger:
         scalars: dict[str, float] = {}
         for row in rows:
             append_record(self._fp8, finite({"step": step, **row}))
-            numbers = {name: value for name, value in row.items() if isinstance(value, float)}
+            numbers = {
+                name: value for name, value in row.items() if isinstance(value, float) and isfinite(value)
+            }
             scalars |= {f"fp8/{name}/{row['site']}.{row['operand']}": each for name, each in numbers.items()}
         self._show(step, scalars)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -24,16 +24,44 @@ from redline.model.gemm import add_wgrad
 from redline.model.main_grad import main_grad_of
 from redline.model.modules import Linear
 from redline.model.recompute import rebuilt
-from redline.precision.fp8 import Fp8State
+from redline.precision.fp8 import Fp8State, Scaling
 
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """A tensor in fp8, x ~ q * inverse; a layout that nobody asked for is empty."""
+    """A tensor in fp8, x ~ q * inverse; a layout that nobody asked for is empty.
+
+    With scales of blocks the transposed copy has its own.
+    """
 
     q_TC: Tensor
     q_CT: Tensor
     inverse: Tensor
+    inverse_t: Tensor | None = None
+
+
+class SiteGemm(Protocol):
+    """What a site in fp8 asks of its GEMM: one scale a tensor (Fp8Gemm), or one a block (BlockGemm).
+
+    Rows of results may be more than there are tokens: those of padding come last.
+    """
+
+    linear: Linear
+    state: Fp8State
+    x: Scaling
+    fresh: bool
+
+    def refresh(self) -> None: ...
+
+    def cast_input(self, x_TI: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]: ...
+
+    def fprop(self, q_TI: Tensor, inverse: Tensor, dtype: torch.dtype) -> Tensor: ...
+
+    def cast_gradient(self, dy_TO: Tensor, *, columns: bool = True) -> Operand: ...
+
+    def dgrad(self, dy: Operand, dtype: torch.dtype) -> Tensor: ...
+
+    def wgrad(self, main_grad_OI: Tensor, dy: Operand, kept: Tensor, inverse: Tensor) -> None: ...
 
 
 class Fp8Gemm:
@@ -62,6 +90,11 @@ class Fp8Gemm:
         self.q_OI.copy_(q_OI)
         self.q_IO.copy_(q_IO)
         self.inverse.copy_(inverse)
+
+    def cast_input(self, x_TI: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """(what forward reads and its scale, what is kept for the weight gradient and its scale)."""
+        q_TI, _, inverse = self.state.cast(x_TI, self.x)
+        return q_TI, inverse, q_TI, inverse
 
     def fprop(self, q_TI: Tensor, inverse: Tensor, dtype: torch.dtype) -> Tensor:
         """x W^T in `dtype`, with the bias unless a later operation adds it: [T, I] -> [T, O]."""
@@ -97,12 +130,12 @@ class Fp8GemmFn(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None, gemm: Fp8Gemm, fuse_wgrad: bool
+        ctx: Any, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None, gemm: SiteGemm, fuse_wgrad: bool
     ) -> Tensor:
         x_TI = x.flatten(0, -2)
-        q_TI, _, inverse = gemm.state.cast(x_TI, gemm.x)
-        y_TO = gemm.fprop(q_TI, inverse, x.dtype)
-        ctx.save_for_backward(q_TI if gemm.state.spec.wgrad else x_TI, inverse)
+        q_TI, inverse, kept, kept_inverse = gemm.cast_input(x_TI)
+        y_TO = gemm.fprop(q_TI, inverse, x.dtype)[: len(x_TI)]
+        ctx.save_for_backward(kept if gemm.state.spec.wgrad else x_TI, kept_inverse)
         ctx.gemm, ctx.fuse_wgrad = gemm, fuse_wgrad
         ctx.main_grads = main_grad_of(weight_OI), main_grad_of(bias_O)
         return as_output(y_TO, x)
@@ -110,13 +143,13 @@ class Fp8GemmFn(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x_TI, inverse = ctx.saved_tensors
-        gemm: Fp8Gemm = ctx.gemm
+        kept, inverse = ctx.saved_tensors
+        gemm: SiteGemm = ctx.gemm
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         in_fp8 = gemm.state.spec.wgrad
         dy_TO = dy.flatten(0, -2)
         operand = gemm.cast_gradient(dy_TO, columns=needs_weight and in_fp8)
-        dx = gemm.dgrad(operand, dy.dtype).view(*dy.shape[:-1], -1) if needs_x else None
+        dx = gemm.dgrad(operand, dy.dtype)[: len(dy_TO)].view(*dy.shape[:-1], -1) if needs_x else None
         weight_main_grad, bias_main_grad = ctx.main_grads
         weight_grad = bias_grad = None
         if needs_weight:
@@ -124,9 +157,9 @@ class Fp8GemmFn(torch.autograd.Function):
             if total is None:
                 total = weight_grad = torch.zeros_like(gemm.linear.weight)
             if in_fp8:
-                gemm.wgrad(total, operand, x_TI, inverse)
+                gemm.wgrad(total, operand, kept, inverse)
             else:
-                add_wgrad(total, dy_TO, x_TI.flatten(0, -2), ctx.fuse_wgrad)
+                add_wgrad(total, dy_TO, kept.flatten(0, -2), ctx.fuse_wgrad)
         if needs_bias and bias_main_grad is None:
             bias_grad = dy_TO.sum(0)
         elif needs_bias:
@@ -140,7 +173,7 @@ class Fp8Site:
     def __init__(
         self,
         prologue: Callable[[Tensor], Tensor] | None,
-        gemm: Fp8Gemm,
+        gemm: SiteGemm,
         *,
         fuse_wgrad: bool,
         rebuild: bool = False,
@@ -173,6 +206,6 @@ class Fp8Site:
             if kept is not None:
                 return kept
             with torch.no_grad():
-                return self.gemm.state.cast(prologue(x).flatten(0, -2), self.gemm.x)[0]
+                return self.gemm.cast_input(prologue(x).flatten(0, -2))[2]
 
         return torch.autograd.graph.saved_tensors_hooks(drop, again)

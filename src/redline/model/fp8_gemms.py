@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from redline.formulas.operators import Operator
 from redline.model.block import MLP, Block, SelfAttention
-from redline.model.fp8 import Fp8Gemm, Fp8Site
+from redline.model.fp8 import Fp8Gemm, Fp8Site, SiteGemm
+from redline.model.fp8_blocks import BlockGemm
 from redline.model.fp8_fused import KINDS, Fp8Mlp, Fp8NormSite
 from redline.model.fp8_head import Fp8Head
 from redline.model.modules import Linear, Norm, Site
@@ -43,8 +44,8 @@ class Fp8Gemms:
     ) -> None:
         self.state = state
         self._fuse_wgrad = fuse_wgrad
-        self._fused = frozenset(fused) if state.spec.wgrad else frozenset()
-        self.gemms: dict[str, Fp8Gemm] = {}
+        self._fused = frozenset(fused) if state.spec.wgrad and not state.spec.blocks else frozenset()
+        self.gemms: dict[str, SiteGemm] = {}
         self._layers = {f"layers.{index}": layer for index, layer in enumerate(model.layers)}
         self._place()
         self.head = Fp8Head(model) if head else None
@@ -116,6 +117,7 @@ class Fp8Gemms:
 
     def _place(self) -> None:
         """Find the linears of the state's sites, and put each where the model calls it."""
+        kind: type[BlockGemm] | type[Fp8Gemm] = BlockGemm if self.state.spec.blocks else Fp8Gemm
         for name, layer in self._layers.items():
             assert isinstance(layer, Block)
             linears = {"attention.qkv": layer.attention.qkv, "attention.proj": layer.attention.proj}
@@ -123,7 +125,7 @@ class Fp8Gemms:
             for part, linear in linears.items():
                 site = f"{name}.{part}"
                 if site in self.state.sites:
-                    self.gemms[site] = Fp8Gemm(site, linear, self.state)
+                    self.gemms[site] = kind(site, linear, self.state)
             self._place_layer(name, layer)
 
     def _place_layer(self, name: str, layer: nn.Module) -> None:
@@ -140,14 +142,16 @@ class Fp8Gemms:
         fc1, fc2 = (self.gemms.get(f"{name}.{part}") for part in ("fc1", "fc2"))
         kind, rebuilds = mlp.shape.activation, mlp.rebuilds
         mlp.whole = None
-        if fc1 is not None and fc2 is not None and {"norm", "activation"} <= self._fused and kind in KINDS:
+        fused = {"norm", "activation"} <= self._fused and kind in KINDS
+        if fused and isinstance(fc1, Fp8Gemm) and isinstance(fc2, Fp8Gemm):
             mlp.whole = Fp8Mlp(mlp.norm, fc1, fc2, kind, rebuilds)
         mlp.fc1_site = self._after_norm(f"{name}.fc1", mlp.norm, mlp.fc1, rebuilds["layernorm"])
         mlp.fc2_site = self._after(f"{name}.fc2", mlp.activation, mlp.fc2, rebuilds["activation"])
 
     def _after_norm(self, name: str, norm: Norm, linear: Linear, rebuild: bool) -> Prologue:
-        if name in self.gemms and "norm" in self._fused:
-            return Fp8NormSite(norm, self.gemms[name], rebuild=rebuild)
+        gemm = self.gemms.get(name)
+        if isinstance(gemm, Fp8Gemm) and "norm" in self._fused:
+            return Fp8NormSite(norm, gemm, rebuild=rebuild)
         return self._after(name, norm, linear, rebuild)
 
     def _after(self, name: str, prologue: Prologue | None, linear: Linear, rebuild: bool) -> Prologue:

@@ -12,8 +12,9 @@ from redline.errors import ConfigError
 from redline.formulas.shape import ModelShape
 from redline.hardware import Hardware
 
-ADA = (8, 9)  # the first NVIDIA generation with fp8 units
-MULTIPLE = 16  # of both sizes of a weight; tokens are padded, weights are not
+ADA, HOPPER, BLACKWELL = (8, 9), (9, 0), (10, 0)  # of NVIDIA's generations, Ada is the first with fp8 units
+# Of both sizes of a weight; tokens are padded, weights are not.
+MULTIPLES = {"delayed": 16, "tensorwise": 16, "blockwise": 128, "mxfp8": 32}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ def plan_fp8(config: PrecisionConfig, shape: ModelShape, hardware: Hardware) -> 
     """
     if config.fp8_format is None:
         return None
-    _require_units(hardware)
+    _require_units(config, hardware)
     kept: dict[str, list[str]] = {}
     sites, weights = [], 0
     for name, size_out, size_in in gemm_sites(shape):
@@ -65,7 +66,9 @@ def plan_fp8(config: PrecisionConfig, shape: ModelShape, hardware: Hardware) -> 
         weights += shape.padded_vocab_size * shape.hidden
     total = len(sites) + sum(map(len, kept.values()))
     head = ", and the head" if config.fp8_output_proj else ""
-    where = "emulated: a CPU has no fp8 units" if hardware.kind == "cpu" else f"{hardware.name} has fp8 units"
+    where = f"{hardware.name} has fp8 units"
+    if config.fp8_emulate or hardware.kind == "cpu":
+        where = "emulated: asked for" if config.fp8_emulate else "emulated: a CPU has no fp8 units"
     choices = [
         Choice(
             "fp8",
@@ -79,13 +82,28 @@ def plan_fp8(config: PrecisionConfig, shape: ModelShape, hardware: Hardware) -> 
     return Fp8Plan(tuple(sites), weights, tuple(choices))
 
 
-def _require_units(hardware: Hardware) -> None:
+def _require_units(config: PrecisionConfig, hardware: Hardware) -> None:
     capability = hardware.compute_capability
     if hardware.kind == "cuda" and capability is not None and capability < ADA:
         raise ConfigError(
             f"--fp8-format cannot run on {hardware.name}.",
             f"its compute capability is {capability[0]}.{capability[1]}; fp8 units come with 8.9 (Ada).",
             "train in bf16: leave it out.",
+        )
+    recipe = config.fp8_recipe
+    if config.fp8_emulate or (hardware.kind == "cpu" and recipe != "mxfp8"):
+        return
+    if recipe == "mxfp8" and (capability is None or capability < BLACKWELL):
+        raise ConfigError(
+            f"--fp8-recipe mxfp8 cannot run on {hardware.name}.",
+            "tensor cores scale blocks of 32 from compute capability 10.0 (Blackwell) on.",
+            "use --fp8-recipe tensorwise, or add --fp8-emulate, which computes the same numbers slowly.",
+        )
+    if recipe == "blockwise" and capability is not None and not HOPPER <= capability < BLACKWELL:
+        raise ConfigError(
+            f"--fp8-recipe blockwise cannot run on {hardware.name}.",
+            "cuBLAS scales blocks of 128 on compute capability 9.0 (Hopper) alone.",
+            f"use --fp8-recipe {'mxfp8' if capability >= BLACKWELL else 'tensorwise'}, or add --fp8-emulate.",
         )
 
 
@@ -100,11 +118,12 @@ def _reason(config: PrecisionConfig, shape: ModelShape, name: str, size_out: int
         if fnmatchcase(name, pattern):
             return f"--fp8-keep-bf16 {pattern}"
     for what, size in (("output", size_out), ("input", size_in)):
-        if size % MULTIPLE:
-            below = size // MULTIPLE * MULTIPLE
+        multiple = MULTIPLES[config.fp8_recipe]
+        if size % multiple:
+            below = size // multiple * multiple
             return (
-                f"its {what} size {size} is no multiple of {MULTIPLE} (the nearest are "
-                f"{below} and {below + MULTIPLE})"
+                f"its {what} size {size} is no multiple of {multiple} (the nearest are "
+                f"{below} and {below + multiple})"
             )
     return None
 

@@ -6,6 +6,7 @@ one tensor of each kind, so that a step ends with a few small kernels and, on se
     delayed     scale = max / amax / 2^margin, amax from the last `history` steps ("max" or "most_recent");
                 operands are cast in one pass, by a scale that is known beforehand
     tensorwise  scale = max / amax of the tensor itself: one more read
+    blockwise, mxfp8    a scale for each block, found as it is cast: nothing is remembered here
 
 Scales are renewed between steps, never within: every microbatch of a step, and a recomputed forward, casts
 alike (Transformer Engine renews after each microbatch). Delayed scaling too measures before it casts in the
@@ -29,7 +30,7 @@ from redline.kernels.fp8 import FP8_CUT, FP8_MAX
 from redline.precision.fp8_stats import Fp8Row, rows_of
 
 Format = Literal["hybrid", "e4m3"]
-ScalingRecipe = Literal["delayed", "tensorwise"]
+ScalingRecipe = Literal["delayed", "tensorwise", "blockwise", "mxfp8"]
 Result = TypeVar("Result", bound=tuple[Tensor, ...])
 Operand = Literal["x", "w", "dy"]
 OPERANDS: tuple[Operand, ...] = ("x", "w", "dy")
@@ -57,6 +58,7 @@ class Fp8Spec:
         history_len: steps that a history remembers.
         algo: which of its values counts: "max" or "most_recent".
         wgrad: whether weight gradients are computed in fp8 too.
+        emulate: GEMMs of blocks run in fp32 on the values that the operands stand for, on a GPU too.
         patience: steps in a row in which an operand may saturate before its site returns to bf16.
     """
 
@@ -67,7 +69,13 @@ class Fp8Spec:
     history_len: int = 1024
     algo: Literal["max", "most_recent"] = "max"
     wgrad: bool = True
+    emulate: bool = False
     patience: int = NEVER
+
+    @property
+    def blocks(self) -> bool:
+        """Whether each block of a tensor has its own scale."""
+        return self.recipe in ("blockwise", "mxfp8")
 
     def dtype(self, operand: Operand) -> torch.dtype:
         """The format of an operand."""
@@ -135,7 +143,7 @@ class Fp8State:
     @property
     def measures(self) -> bool:
         """Whether operands are measured before they are cast: nothing is known of them yet, or by recipe."""
-        return self.spec.recipe == "tensorwise" or self.steps == 0
+        return self.spec.recipe != "delayed" or self.steps == 0
 
     def scaling(self, site: str, operand: Operand) -> Scaling:
         """Views of the one operand; `amax` is raised by casts, the others renewed by `step`."""
@@ -189,6 +197,15 @@ class Fp8State:
         (q, qt), inverse = self.casting(scaling, run)
         return q, qt, inverse
 
+    def note_blocks(self, site: str, operand: Operand, x: Tensor, q: Tensor) -> None:
+        """In a step that is looked at: count what a cast by blocks lost; none of its values is cut off."""
+        if not self.looks:
+            return
+        scaling = self.scaling(site, operand)
+        torch.maximum(scaling.amax, x.detach().abs().amax().float(), out=scaling.amax)
+        lost = ((q[: len(x)].float() == 0) & (x != 0)).sum()
+        scaling.counts.add_(torch.stack((lost.new_tensor(x.numel()), torch.zeros_like(lost), lost)))
+
     def step(self) -> None:
         """End of an optimizer step: remember its largest values; renew the scales when it is time."""
         if self._ranks is not None and self._ranks.handle is not None:
@@ -228,7 +245,8 @@ class Fp8State:
     def _note_table(self) -> None:
         if self._ranks is not None and self._ranks.handle is not None:
             dist.all_reduce(self._counts, group=self._ranks.handle)
-        facts = torch.stack((self.amax, self.scale), -1).double()
+        scale = torch.full_like(self.scale, torch.nan) if self.spec.blocks else self.scale  # many, or one
+        facts = torch.stack((self.amax, scale), -1).double()
         self._table = torch.cat((facts, self._counts.double()), -1)
         self._counts.zero_()
         self.looks = False
@@ -252,12 +270,14 @@ class Fp8State:
     def values(self) -> dict[str, Any]:
         """The state beside tensors, as JSON values."""
         values = {"steps": self.steps, "history_len": self.spec.history_len, "sites": list(self.sites)}
-        return values | {"streak": self.streak.tolist()}
+        return values | {"blocks": self.spec.blocks, "streak": self.streak.tolist()}
 
     def fits(self, values: Mapping[str, Any] | None) -> bool:
         """Whether `values` and the tensors beside them belong to the same sites and length of history."""
         wanted = self.values()
-        return values is not None and all(values[key] == wanted[key] for key in ("history_len", "sites"))
+        if values is None or values.get("blocks", False) != self.spec.blocks:
+            return False
+        return all(values[key] == wanted[key] for key in ("history_len", "sites"))
 
     def load_values(self, values: Mapping[str, Any]) -> None:
         """Take over `values()`; to be called once the tensors are filled."""
