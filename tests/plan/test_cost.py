@@ -145,6 +145,16 @@ def test_switches_cost(worse: dict[str, Any]) -> None:
     assert slow.tokens_per_s < fast.tokens_per_s
 
 
+@pytest.mark.parametrize("sequence_parallel", (False, True))
+@pytest.mark.parametrize("slower", (1, 20, 400))
+def test_an_order_of_launch_never_costs(sequence_parallel: bool, slower: int) -> None:
+    """However slow the links: unordered, half of what GEMMs cover is hidden, never half of everything."""
+    found = setup("llama3-70b", world=64, **BASE, sequence_parallel=sequence_parallel)
+    rates = rates_of(hardware_named("h100"))  # type: ignore[arg-type]
+    rates = replace(rates, node=replace(rates.node, bytes_per_s=rates.node.bytes_per_s / slower))
+    assert predict(found, rates).step_s < predict(replace(found, ordered=False), rates).step_s
+
+
 def test_unordered_launches_cost_only_tensor_parallel_time() -> None:
     ordered = setup("llama3-70b", world=64, **BASE, sequence_parallel=True)
     rates = rates_of(hardware_named("h100"))  # type: ignore[arg-type]

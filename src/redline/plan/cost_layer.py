@@ -241,7 +241,7 @@ def _add_tp(setup: Setup, rates: Rates, gemms: list[_Gemm], forward: Parts, back
 def _hidden(seconds: float, cover: float, ordered: bool) -> float:
     """What stays visible of a collective that runs under `cover` seconds of GEMM."""
     if not ordered:
-        return seconds * (1 - HIDDEN_IF_UNORDERED) + MEET_SLOWER * seconds
+        return seconds - HIDDEN_IF_UNORDERED * min(seconds, cover) + MEET_SLOWER * seconds
     return max(seconds - cover, MEET_SLOWER * seconds)
 
 
