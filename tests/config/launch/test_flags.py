@@ -315,6 +315,29 @@ def test_flags_behind_a_line_that_does_not_go_on(script: Path) -> None:
     assert read(script, text.replace(" # the model", "")).cut_off == ()
 
 
+def test_lines_of_a_heredoc_and_printf(script: Path) -> None:
+    before = "mapfile -t MORE <<EOF\n--bf16\n--lr=1e-4\nEOF\nprintf -v BATCH '%d' $((8 * 16))\nprintf 'hello %s' you"
+    launch = run(script, '--global-batch-size $BATCH "${MORE[@]}"', before)
+    assert {name: value_of(launch.config, name) for name in ("bf16", "lr", "global_batch_size")} == {
+        "bf16": True,
+        "lr": 1e-4,
+        "global_batch_size": 128,
+    }
+    assert [use.line for use in launch.flags[-2:]] == [2, 3] and launch.assumptions == ()
+    open_ = run(script, "--seed $X", "printf -v X '%03d' 7")
+    assert "seed" not in open_.stated and [each.name for each in open_.assumptions] == ["X"]
+
+
+def test_a_file_of_flags_beside_the_script(script: Path, tmp_path: Path) -> None:
+    (tmp_path / "args.txt").write_text("--bf16\n--lr 1e-4\n")
+    launch = run(script, "$(cat args.txt)")
+    assert value_of(launch.config, "bf16") and value_of(launch.config, "lr") == 1e-4
+    use = launch.flags[-1]
+    assert (use.flag, use.file, use.line) == ("--lr", tmp_path / "args.txt", 2)
+    away = run(script, "$(cat /etc/hostname) $(cat ../other.txt) $(cat missing.txt)")
+    assert all("cat" in each.name for each in away.assumptions) and len(away.assumptions) == 3
+
+
 def test_recompute_of_2021_is_full(script: Path) -> None:
     launch = run(script, "--checkpoint-activations --deepspeed-activation-checkpointing")
     names = ("recompute_granularity", "recompute_method", "recompute_num_layers")

@@ -9,8 +9,21 @@ from typing import TYPE_CHECKING
 from redline.config.launch.arithmetic import ArithmeticFaultError
 from redline.config.launch.builtins import slurm_options, slurm_texts, store, take_variable
 from redline.config.launch.conditions import Answer
-from redline.config.launch.shell import OpenError
-from redline.config.launch.values import Alt, Hole, Items, Lit, Place, Text, cut, known, names_of, render
+from redline.config.launch.shell import OpenError, Words
+from redline.config.launch.values import (
+    Alt,
+    Hole,
+    Items,
+    Lit,
+    Place,
+    Text,
+    cut,
+    known,
+    lines_of,
+    lit,
+    names_of,
+    render,
+)
 from redline.config.launch.vocabulary import PREFIXES, SHELLS, SILENT
 
 if TYPE_CHECKING:
@@ -147,7 +160,7 @@ def _let(reader: Reader, items: Items, inline: Inline, place: Place, given: Text
 
 
 def _read(reader: Reader, items: Items, inline: Inline, place: Place, given: Text | None) -> Answer:
-    """read NAME <<EOF; without a heredoc the name holds what cannot be known."""
+    """read NAME <<EOF, mapfile NAME <<EOF; without a heredoc the name holds what cannot be known."""
     words = slurm_texts(items)
     names = [word for word in words[1:] if re.fullmatch(r"[A-Za-z_]\w*", word)]
     if not names:
@@ -155,9 +168,28 @@ def _read(reader: Reader, items: Items, inline: Inline, place: Place, given: Tex
     if given is not None and words[0] == "read":
         store(names[-1], "", given, reader.expander, place)
         return Answer(True)
+    if given is not None:
+        reader.shell.set(names[-1], Words(lines_of(given)), reader.notes)
+        return Answer(True)
     for name in names:
         take_variable(name, place, reader.expander, "a command reads it in.")
     return Answer(None, ("read ...",))
+
+
+def _printf(reader: Reader, items: Items, inline: Inline, place: Place, given: Text | None) -> Answer:
+    """printf -v NAME format words: %s and %d take a word each; other formats are not followed."""
+    words = [None if isinstance(item, Alt) else known(item) for item in items]
+    if len(words) < 4 or words[1] != "-v" or not words[2]:
+        return Answer(True)
+    form, rest = words[3], words[4:]
+    fields = len(re.findall(r"%[sd]", form or ""))
+    if form is None or None in rest or not fields == form.count("%") == len(rest):
+        take_variable(words[2], place, reader.expander, "printf composes it.")
+        return Answer(True)
+    row = iter(rest)
+    text = re.sub(r"%[sd]", lambda _: str(next(row)), form)
+    store(words[2], "", lit(text, place), reader.expander, place)
+    return Answer(True)
 
 
 def _getopts(reader: Reader, items: Items, inline: Inline, place: Place, given: Text | None) -> Answer:
@@ -177,6 +209,7 @@ BUILTINS: dict[str, Builtin] = {
     "read": _read,
     "mapfile": _read,
     "readarray": _read,
+    "printf": _printf,
     "getopts": _getopts,
     **dict.fromkeys(PREFIXES, _prefix),
 }

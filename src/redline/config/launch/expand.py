@@ -1,7 +1,8 @@
 """Words of the syntax tree to texts: quotes, parameters, arrays, arithmetic, harmless substitutions.
 
 Everything is decided from the script's own text. A command substitution is never run: what it would print is
-a hole, except `$(dirname ...)`, `$(basename ...)` and `$(echo ...)`, which are pure functions of their words.
+a hole, except `$(dirname ...)`, `$(basename ...)` and `$(echo ...)`, which are pure functions of their words,
+and `$(cat file)` of a file beside the script.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from redline.config.launch.arithmetic import ArithmeticFaultError, evaluate
 from redline.config.launch.bash import EXPANSIONS, Source, first_byte, gaps, lits
+from redline.config.launch.nearby import text_beside
 from redline.config.launch.parameters import Parameters, pieces_of, text_at, text_of
 from redline.config.launch.shell import (
     CALCULATED,
@@ -336,6 +338,8 @@ class Expander:
         if len(inner) == 1 and inner[0].type == "command":
             words = self.words(child for child in inner[0].children if child.type != "variable_assignment")
             texts = [word for word in words if not isinstance(word, Alt)]
+            if len(texts) == 2 and known(texts[0]) == "cat" and (said := text_beside(texts[1], self.notes)):
+                return said
             result = _pure([render(text) for text in texts], texts, place)
             if result is not None:
                 return result

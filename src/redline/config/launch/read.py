@@ -12,7 +12,8 @@ from redline.config.launch.bash import source_of_file
 from redline.config.launch.files import read_run_folder, read_toml, read_yaml, yaml_into
 from redline.config.launch.launch import Assumption, Launch
 from redline.config.launch.megatron_names import NODE_KEYS, PROCESS_KEYS
-from redline.config.launch.run import beside, read_program
+from redline.config.launch.nearby import beside
+from redline.config.launch.run import read_program
 from redline.config.launch.shell import Command, Notes, Scalar, Shell, Words
 from redline.config.launch.values import Hole, Items, Lit, Place, Text, holes, known, lit, render, split
 from redline.config.launch.vocabulary import SETUP_FILES

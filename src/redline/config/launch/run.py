@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from redline.config.launch import flow
-from redline.config.launch.bash import MAX_BYTES, Source, source_of_file, source_of_text
+from redline.config.launch.bash import Source, source_of_file, source_of_text
 from redline.config.launch.builtins import assign_words, declare, note_assignments, read_directives
 from redline.config.launch.calls import hand_over
 from redline.config.launch.conditions import (
@@ -24,10 +23,10 @@ from redline.config.launch.conditions import (
     words_test,
 )
 from redline.config.launch.expand import Expander
+from redline.config.launch.nearby import beside
 from redline.config.launch.shell import Command, Function, Notes, Shell, StopError, join, segments
 from redline.config.launch.values import (
     Alt,
-    Hole,
     Items,
     Lit,
     Place,
@@ -324,30 +323,6 @@ def _may_train(items: Items) -> bool:
         isinstance(segment, Lit) and (".py" in segment.text or segment.text == "-m")
         for segment in segments(items)
     )
-
-
-def beside(name: Text, notes: Notes) -> Path | None:
-    """The regular file that a script names, in the folder of the script or below; never elsewhere."""
-    tail = ""
-    for segment in name:
-        tail = "" if isinstance(segment, Hole) else tail + segment.text
-    if not tail or len(tail) > 4096 or "\0" in tail:
-        return None
-    home = notes.script.parent
-    if tail.startswith("/") and not any(isinstance(segment, Hole) for segment in name):
-        candidates = [Path(tail)]
-    else:
-        relative = tail.lstrip("/")
-        candidates = [home / relative, home / Path(relative).name]
-    top = home.resolve()
-    for candidate in candidates:
-        try:
-            path = candidate.resolve()
-            if path.is_relative_to(top) and path.is_file() and path.stat().st_size <= MAX_BYTES:
-                return home / path.relative_to(top)  # as the script itself was named
-        except (OSError, ValueError, RuntimeError):
-            continue
-    return None
 
 
 Handler = Callable[[Reader, "Node"], Answer]

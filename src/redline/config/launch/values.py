@@ -235,6 +235,23 @@ def _weigh_items(items: Items) -> int:
     )
 
 
+def lines_of(text: Text) -> tuple[Text, ...]:
+    """The lines of a text; one that ends in a line end has no empty line behind it."""
+    rows: list[Text] = []
+    row: list[Segment] = []
+    for segment in text:
+        if isinstance(segment, Hole):
+            row.append(segment)
+            continue
+        for number, part in enumerate(segment.text.split("\n")):
+            if number:
+                rows.append(tuple(row))
+                row = []
+            if part:
+                row.append(segment._replace(text=part))
+    return (*rows, tuple(row)) if row else tuple(rows)
+
+
 def split(pieces: Iterable[Piece]) -> list[Item]:
     """Words of a row of pieces, as the shell splits what it expanded without quotes."""
     row = list(pieces)

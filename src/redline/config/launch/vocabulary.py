@@ -27,7 +27,7 @@ curl wget openssl tty uuidgen logname
 # Commands that neither set variables nor start anything.
 SILENT = _words(
     """
-echo printf mkdir rm cp mv ls sleep wait kill ulimit module ml conda touch chmod date hostname cd pushd popd
+echo mkdir rm cp mv ls sleep wait kill ulimit module ml conda touch chmod date hostname cd pushd popd
 trap umask alias shopt logger clear pip nvidia-smi rocm-smi git wget curl scontrol sacct squeue scancel ln
 find tar df du free printenv jobs disown true :
 """
