@@ -85,6 +85,29 @@ def test_environment(tmp_path: Path) -> None:
     assert case.env("A") is None and "# why" in after
 
 
+@pytest.mark.parametrize(
+    ("line", "after"),
+    (
+        ("export A=1 B=2 C=3", "export B=2 C=3"),
+        ("export B=2 A=1", "export B=2"),
+        ("  export B='x y' A=1 C=3 # all", "  export B='x y' C=3 # all"),
+        ("A=1 python x.py", "python x.py"),
+        ("export A=1", ""),
+    ),
+)
+def test_a_variable_among_others_is_unset(tmp_path: Path, line: str, after: str) -> None:
+    command = "python pretrain_gpt.py --num-layers 4\n"
+    patch, case, undone = patched(tmp_path, f"{line}\n{command}", Mend(environment={"A": None}))
+    assert undone == [] and case.env("A") is None
+    assert patch == (f"{after}\n{command}" if after else command)
+
+
+def test_a_flag_that_two_mends_drop_is_dropped_once(tmp_path: Path) -> None:
+    mend = Mend(values={"log_interval": 100}, drop=("--log-interval",))
+    after, _, undone = patched(tmp_path, "python pretrain_gpt.py --num-layers 4 --log-interval 1\n", mend)
+    assert undone == [] and "log-interval" not in after
+
+
 def test_what_another_file_overrules_is_left_to_the_hand(tmp_path: Path) -> None:
     """A change in the script itself would have no effect where a sourced file has the last word."""
     env = tmp_path / "env.sh"

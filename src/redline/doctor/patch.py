@@ -31,6 +31,7 @@ class Patch:
     lines: list[str]
     undone: list[str] = field(default_factory=list)
     added: list[str] = field(default_factory=list)
+    dropped: set[str] = field(default_factory=set)
 
     @property
     def text(self) -> str:
@@ -171,7 +172,9 @@ def _replace_value(case: Case, patch: Patch, flag: str, shown: str) -> bool:
 
 def _drop(case: Case, patch: Patch, flag: str) -> None:
     """Take out a flag and its values."""
-    assert case.launch is not None
+    if flag in patch.dropped:  # by another mend
+        return
+    patch.dropped.add(flag)
     spot = _spot(case, patch, flag)
     use = case.uses(flag)
     if spot is None or use is None:
@@ -260,6 +263,12 @@ def _export(case: Case, patch: Patch, name: str, value: str | None) -> None:
                 rf"\s*(?:export\s+)?{re.escape(name)}={VALUE}?\s*;?\s*(?:#.*)?", line.rstrip("\n")
             ):
                 patch.lines[place] = ""
+            elif among := re.match(
+                rf"(\s*(?:export\s+)?(?:\w+={VALUE}?\s+)*){re.escape(name)}={VALUE}?(?:\s+|$)", line
+            ):
+                patch.lines[place] = (
+                    among[1] + line[among.end() :] if line[among.end() :] else among[1].rstrip() + "\n"
+                )
             else:
                 patch.undone.append(f"unset {name}")
         return
