@@ -48,6 +48,7 @@ VARYING = (
     "memory",
     "memory_now",
     "time_s",
+    "own_time_s",
 )
 
 
@@ -146,6 +147,20 @@ def ranks(values: Values, cache: Path) -> str:
         return repr((run.choices, steps, digest(state_of(run))))
 
     return repr(on_ranks(2, work))
+
+
+def compared(values: Values, cache: Path) -> str:
+    """How many ranks are named where a run of two compares them."""
+
+    def work(environment: Environment) -> str:
+        said: list[str] = []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("redline.run.display.say", said.append)
+            here = replace(environment, cache_dir=cache)
+            train_opened(open_run(parsed({"save": "run", **values}), here, lambda _: None), 0.0)
+        return repr([line.count("rank ") for line in said if "slowest" in line])
+
+    return on_ranks(2, work)[0]
 
 
 def layout(values: Values, cache: Path) -> str:

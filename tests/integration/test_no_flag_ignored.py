@@ -195,6 +195,8 @@ LOGGING = {
     "log_params_norm": see(observe.outcome),
     "log_num_zeros_in_grad": see(observe.outcome),
     "log_progress": see(observe.outcome),
+    "log_straggler": see(observe.outcome),
+    "straggler_minmax_count": see(observe.compared, value=2),
     "throughput_drop": see(observe.sinks),
     "profile_ledger": see(observe.outcome, value=True),
     "ledger_interval": see(observe.outcome, value=2, train_iters=9),

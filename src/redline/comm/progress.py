@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from redline.comm.pace import Pace
 from redline.units import format_bytes
 
 
@@ -22,6 +23,7 @@ class Progress:
         count: operations begun so far; while it stands still, nothing happens.
         patient: whether something is going on that may take long: the start up to the end of the first step,
             an evaluation, a save.
+        pace: times the work between the waits for others, where that was asked for.
     """
 
     step: int = 0
@@ -29,6 +31,7 @@ class Progress:
     count: int = 0
     patient: bool = True
     since: float = field(default_factory=time.monotonic)
+    pace: Pace | None = None
 
     def begins(self, operation: str) -> None:
         """Note that `operation` begins."""

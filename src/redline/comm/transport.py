@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from redline.comm.groups import Group
+from redline.comm.pace import Pace
 from redline.comm.progress import Progress
 
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -98,11 +99,23 @@ class Collectives:
             return Done()
         self._progress.sends("all-gather", tensor)
         work: Work = _all_gather(tensor, self._own(tensor), group=self._handle, async_op=True)
-        return work
+        return work if self._progress.pace is None else _Timed(work, self._progress.pace)
 
     def _own(self, tensor: Tensor) -> Tensor:
         length = tensor.numel() // self.size
         return tensor[self.index * length : (self.index + 1) * length]
+
+
+class _Timed:
+    """Work whose wait, in the midst of a rank's own, is no part of that."""
+
+    def __init__(self, work: Work, pace: Pace) -> None:
+        self._work, self._pace = work, pace
+
+    def wait(self) -> None:
+        """Wait for it."""
+        with self._pace.waiting():
+            self._work.wait()
 
 
 class _WideSum:

@@ -4,10 +4,11 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from redline.config.flags import SET, Section, flag
-from redline.config.waits import LOGGING, TIMERS
+from redline.config.waits import LOGGING, STRAGGLER_CONTROL, TIMERS
 
 PROFILE = {"profile": True}
 WANDB = {"wandb_project": SET}
+STRAGGLER = {"log_straggler": True}
 EVERY_NUMBER = "TensorBoard gets every number of metrics.jsonl."
 
 
@@ -51,7 +52,18 @@ class LoggingConfig(Section):
     )
     log_max_attention_logit: bool = flag(False, waits_for=LOGGING, help="Record the largest attention score.")
     log_energy: bool = flag(False, waits_for=LOGGING, help="Record the energy used.")
-    log_straggler: bool = flag(False, waits_for=LOGGING, help="Look for slow ranks.")
+    log_straggler: bool = flag(
+        False, help="Compare the ranks' own times of a step at each --log-interval and name the slowest."
+    )
+    straggler_minmax_count: int = flag(
+        1, at_least=1, needs=STRAGGLER, help="How many of the slowest and fastest ranks are named."
+    )
+    straggler_ctrlr_port: int | None = flag(
+        None, waits_for=STRAGGLER_CONTROL, needs=STRAGGLER, help="Port that switches the comparison."
+    )
+    disable_straggler_on_startup: bool = flag(
+        False, waits_for=STRAGGLER_CONTROL, needs=STRAGGLER, help="Begin with it switched off."
+    )
     wandb_project: str | None = flag(None, help="Project of Weights & Biases that gets every number too.")
     wandb_exp_name: str | None = flag(None, needs=WANDB, help="Name of the run there; unset: its folder's.")
     wandb_save_dir: str | None = flag(

@@ -133,6 +133,12 @@ AVERAGING = Waits(
     "leave it out: no pass that divides gradients is left to save.",
     never=True,
 )
+STRAGGLER_CONTROL = Waits(
+    "straggler-control",
+    "ranks are compared from the start to the end of a run, which no port switches.",
+    "leave it out: a comparison is one small message each --log-interval.",
+    never=True,
+)
 NCCL_SETTINGS = Waits(
     "nccl-settings",
     "NCCL reads its settings from the environment and from nccl.conf, which Redline leaves to it.",

@@ -20,6 +20,7 @@ from redline.ledger.ledger import FP8_FILE, METRICS_FILE, Ledger, open_ledger
 from redline.ledger.metrics import StepRecord, ValidRecord, read_metrics
 from redline.ledger.mfu import Utilisation, mfu
 from redline.ledger.ranks import join_ranks
+from redline.ledger.skew import Skew
 from redline.ledger.statistics import RunStatistics
 from redline.ledger.summary import RunSummary, read_summary, write_summary
 
@@ -37,6 +38,7 @@ __all__ = [
     "Reference",
     "RunStatistics",
     "RunSummary",
+    "Skew",
     "Spread",
     "StepAccount",
     "StepRecord",

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from redline.ledger.metrics import StepRecord, ValidRecord, append_record, finite, open_metrics
+from redline.ledger.skew import Skew
 from redline.ledger.statistics import WARMUP_STEPS, RunStatistics
 from redline.ledger.tensorboard import EventWriter
 
@@ -90,6 +91,10 @@ class Ledger:
             }
             scalars |= {f"fp8/{name}/{row['site']}.{row['operand']}": each for name, each in numbers.items()}
         self._show(step, scalars)
+
+    def record_ranks(self, skew: Skew) -> None:
+        """Append one comparison of the ranks."""
+        self._append("ranks", skew.step, skew.as_dict())
 
     def close(self) -> None:
         """Close the files; recording is then over."""

@@ -113,6 +113,14 @@ def _results(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "throughput", f"{document['tokens_per_s']:,.0f} tokens/s (median)"
     if document.get("step_time_s"):
         yield "step", f"{format_duration(document['step_time_s'])} (median)"
+    ranks = document.get("ranks")
+    if ranks and len(ranks["own_time_s"]) > 1:
+        slowest = ranks["slowest_rank"]
+        own = format_duration(ranks["own_time_s"][slowest])
+        yield (
+            "slowest rank",
+            f"{slowest}, {own} of own work a step, {ranks['skew']:.1%} above the median rank",
+        )
     for convention, facts in document.get("mfu", {}).items():
         yield f"MFU, {convention}", _mfu(facts)
 

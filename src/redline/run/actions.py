@@ -21,6 +21,7 @@ from redline.run.fp8 import Fp8Watch
 from redline.run.opening import OpenRun
 from redline.run.profiling import Profiling
 from redline.run.resume import checkpoint_values
+from redline.run.straggler import StragglerWatch
 from redline.run.throughput import ThroughputWatch
 from redline.step import Action, StepOutcome, evaluate
 from redline.units import format_duration
@@ -37,6 +38,7 @@ class RunActions:
     Attributes:
         saved: the folder of the newest checkpoint, None before the first.
         fp8: reads the scaling state; None without one, and on all ranks but the first.
+        straggler: compares the ranks, where that was asked for.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class RunActions:
         self._watch = ThroughputWatch(options.throughput_drop) if options.log_throughput else None
         fp8 = run.state.fp8
         self.fp8 = Fp8Watch(fp8) if fp8 is not None and ledger is not None else None
+        self.straggler = StragglerWatch(run.groups.control) if options.log_straggler else None
         self.saved: Path | None = None
         self._writer = writer
         self._num_samples = self._num_tokens = 0  # of the steps so far
@@ -69,6 +72,9 @@ class RunActions:
             actions.append(Action("throughput", interval, lambda _: self.watch()))
         if self.fp8 is not None and every is not None:
             actions.append(Action("fp8 table", every, lambda _: self.fp8_table()))
+        if self.straggler is not None:
+            interval = self.run.config.logging.log_interval
+            actions.append(Action("ranks", interval, lambda _: self.compare_ranks(), at_end=True))
         if evaluates:
             actions.append(
                 Action("evaluate", train.eval_interval, lambda _: self.evaluate("valid"), at_end=True)
@@ -81,6 +87,8 @@ class RunActions:
     def record(self, outcome: StepOutcome) -> None:
         """Append the step to the ledger and show it."""
         record = self._record(outcome)
+        if self.straggler is not None:
+            self.straggler.add(outcome, profiled=record.profiled)
         if self.ledger is None:
             return
         self.ledger.record(record)
@@ -108,6 +116,18 @@ class RunActions:
         if warning is not None:
             self.display.message(warning)
             self._profiling.look_next(self.display.message)
+
+    def compare_ranks(self) -> None:
+        """Name the slowest rank since the last comparison."""
+        assert self.straggler is not None
+        options, world = self.run.config.logging, self.run.groups.world
+        self.run.progress.begins("comparing the ranks")
+        skew = self.straggler.look(self.run.state.iteration)
+        if skew is None or self.ledger is None:
+            return
+        self.ledger.record_ranks(skew)
+        if world.size > 1:
+            self.display.message(skew.words(min(options.straggler_minmax_count, world.size)))
 
     def _record(self, outcome: StepOutcome) -> StepRecord:
         run, state, result = self.run, self.run.state, outcome.result

@@ -11,7 +11,17 @@ import torch
 from redline.attention import Calibration
 from redline.build import CompileLog, assemble, choose_attention, compile_blocks, open_device
 from redline.choice import Choice
-from redline.comm import Groups, Progress, Watchdog, World, close_world, first_then_all, open_groups, together
+from redline.comm import (
+    Groups,
+    Pace,
+    Progress,
+    Watchdog,
+    World,
+    close_world,
+    first_then_all,
+    open_groups,
+    together,
+)
 from redline.config import Environment, Parsed, RunConfig, check, notices, raise_problems
 from redline.data import DataSplits, Microbatch, StdlibCorpus
 from redline.errors import ConfigError
@@ -162,7 +172,7 @@ def open_run(parsed: Parsed, environment: Environment, say: Say) -> OpenRun:
     attention = first_then_all(  # one rank of a machine measures, and the others read what it wrote
         world.control, leads, lambda: choose_attention(config, plan, device, calibration)
     )
-    progress = Progress()
+    progress = Progress(pace=Pace(device) if config.logging.log_straggler else None)
     with out_of_memory_explained(config, plan, hardware):
         assembly = assemble(
             config,

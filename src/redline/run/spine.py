@@ -157,6 +157,7 @@ def _train_in(folder: RunFolder, run: OpenRun, started: float) -> dict[str, Any]
         test=test,
         account=profiling.account,
         fp8=actions.fp8,
+        ranks=None if actions.straggler is None else actions.straggler.whole,
     )
     write_summary(folder.summary, summary)
     return summary.as_dict()

@@ -10,7 +10,7 @@ import torch
 
 import redline
 from redline.formulas.flops import Convention, TokenFlops
-from redline.ledger import Ledger, RunSummary, StepAccount, ValidRecord, mfu
+from redline.ledger import Ledger, RunSummary, Skew, StepAccount, ValidRecord, mfu
 from redline.run.folder import RunFolder
 from redline.run.fp8 import Fp8Watch
 from redline.run.memory import measured_memory
@@ -28,6 +28,7 @@ def summarize(
     wall_time_s: float,
     test: ValidRecord | None,
     account: StepAccount | None,
+    ranks: Skew | None,
     fp8: Fp8Watch | None = None,
 ) -> RunSummary:
     """Everything a reader of summary.json may ask of the run.
@@ -35,6 +36,7 @@ def summarize(
     Args:
         flops: model FLOPs of the mean token that was trained on, in each convention.
         fp8: has the newest table of what casts to fp8 lost.
+        ranks: how they compare, where that was asked for.
     """
     plan, state, statistics = run.plan, run.state, ledger.statistics
     rate = statistics.tokens_per_s
@@ -84,6 +86,7 @@ def summarize(
             else None,
             "nonfinite_steps": state.nonfinite_steps,
             "world_size": run.groups.world.size,
+            "ranks": ranks and ranks.as_dict(),
             "compiled": run.compiled and run.compiled.as_dict(),
             "ledger": ledger_of(account),
             "fp8": fp8.worst() if fp8 is not None else [],

@@ -33,6 +33,7 @@ class StepOutcome:
         attended: the scores of its attention, from the lengths of samples or of packed documents.
         time_s: wall time, the wait for the device included.
         wait_s: before it, for its data.
+        own_s: of it, forward and backward without waits for other ranks; None where nobody asked.
         result: of the optimizer.
     """
 
@@ -44,6 +45,7 @@ class StepOutcome:
     time_s: float
     result: StepResult
     wait_s: float = 0.0
+    own_s: float | None = None
 
 
 class TrainStep:
@@ -103,7 +105,11 @@ class TrainStep:
         if state.fp8 is not None:
             every = self._fp8_stats_interval
             state.fp8.begin_step(looks=every is not None and (state.iteration + 1) % every == 0)
+        if progress.pace is not None:
+            progress.pace.starts()
         loss = self._accumulate(microbatches, optimizer.loss_scale.scale / counts[0].clamp(min=1).double())
+        if progress.pace is not None:
+            progress.pace.stops()
         optimizer.ranks.reducer.finish()
         if self._dp.handle is not None:
             dist.all_reduce(loss, group=self._dp.handle)
@@ -130,7 +136,8 @@ class TrainStep:
         self._advance(result, num_samples, num_counted)
         assert result.loss is not None
         took = time.perf_counter() - started
-        return StepOutcome(result.loss, lr, num_samples, *self.work, took, result)
+        own_s = None if progress.pace is None else progress.pace.worked_s()
+        return StepOutcome(result.loss, lr, num_samples, *self.work, took, result, own_s=own_s)
 
     def _count_tokens(self, microbatches: Sequence[Microbatch]) -> Tensor:
         """Of the whole global batch: tokens that count in the loss, all tokens, `Attended`; int64 [4]."""
