@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -57,7 +58,8 @@ def misbehaving(folder: Path, at_step_3: Callable[[], None]) -> Callable[[Enviro
 
         Source.batch = batch  # type: ignore[method-assign]
         try:
-            values = parsed({**VALUES, "save": str(folder)})
+            record = {"flight_recorder_dump_path": str(folder.parent / "record")}
+            values = parsed({**VALUES, **record, "save": str(folder)})
             train_opened(open_run(values, environment, lambda _: None), 0.0)
         except RedlineError as error:
             os.write(2, f"{error}\n".encode())
@@ -77,10 +79,14 @@ def ends(folder: Path, at_step_3: Callable[[], None], within_s: float) -> tuple[
 
 
 def test_b117_a_rank_that_hangs_is_named(tmp_path: Path) -> None:
+    """And each rank leaves its newest collectives behind: the one that waits is one ahead."""
     codes, said = ends(tmp_path / "run", sleep, within_s=LIMIT_S + 40)
     assert codes == [1, 1]
     for words in said:
         assert "rank 1 at step 3, preparing data" in words, said
+    waiting, hung = (pickle.loads((tmp_path / f"record{rank}").read_bytes()) for rank in range(2))
+    assert len(waiting["entries"]) == len(hung["entries"]) + 1
+    assert waiting["entries"][-1]["profiling_name"] == "gloo:all_reduce"
 
 
 def test_a_rank_that_dies_is_named(tmp_path: Path) -> None:

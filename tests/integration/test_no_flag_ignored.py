@@ -239,6 +239,7 @@ RANKS = {
     "ddp_num_buckets": see(observe.ranks, value=3),
     "ddp_pad_buckets_for_high_nccl_busbw": see(observe.layout, use_distributed_optimizer=True),
     "ddp_reduce_scatter_with_fp32_accumulation": see(observe.ranks, **WIDE_SUM),
+    "flight_recorder_dump_path": see(observe.ranks, value="record"),
     "nproc_per_node": see(observe.launched),
     "max_restarts": see(observe.launched),
 }

@@ -1,6 +1,7 @@
 """The only room that knows both what was asked for and the objects that do it."""
 
 from redline.build.assemble import Assembly, assemble, choose_attention
+from redline.build.communication import set_communication
 from redline.build.compile import CompileLog, compile_blocks, compile_failure_explained
 from redline.build.device import open_device
 
@@ -12,4 +13,5 @@ __all__ = [
     "compile_blocks",
     "compile_failure_explained",
     "open_device",
+    "set_communication",
 ]

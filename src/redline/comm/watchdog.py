@@ -25,9 +25,10 @@ from types import TracebackType
 from torch._C._distributed_c10d import Store
 
 from redline.comm.progress import Progress
-from redline.errors import TrainingError
+from redline.errors import RedlineError, TrainingError
 
 POLL_S = 0.5
+RECORD_S = 5.0  # for the record of a job that breaks
 STDERR = 2
 FAILURE = "failure"
 
@@ -55,6 +56,7 @@ class Watchdog:
         progress: of this rank.
         steady_s, patient_s: the limits.
         end: called with the error that ends this process; it does not return.
+        record: called before that, and where a collective has failed: leaves behind what is known.
         poll_s: between looks.
     """
 
@@ -68,11 +70,12 @@ class Watchdog:
         steady_s: float,
         patient_s: float,
         end: Callable[[TrainingError], None] | None = None,
+        record: Callable[[], object] = lambda: None,
         poll_s: float = POLL_S,
     ) -> None:
         self._store, self._rank, self._world_size, self._progress = store, rank, world_size, progress
         self._steady_s, self._patient_s, self._poll_s = steady_s, patient_s, poll_s
-        self._end = end or _end_process
+        self._end, self._record = end or _end_process, record
         self._over = threading.Event()
         self._beats: dict[int, tuple[int, float]] = {}
         self._beat = 0
@@ -99,6 +102,7 @@ class Watchdog:
 
     def explain(self, error: BaseException) -> TrainingError:
         """What is behind a collective that failed here: the rank that reported, or whose beat has stopped."""
+        self._leave_record()
         failure = dead = None
         for _ in range(5):
             before = {each.rank: each.beat for each in self._standings()}
@@ -129,8 +133,22 @@ class Watchdog:
                     mend="look at rank 0's messages, then resume with --load and --save of the run folder.",
                 )
             if found is not None and not self._over.is_set():
+                self._leave_record()
                 self._end(found)
                 return
+
+    def _leave_record(self) -> None:
+        """In a thread of its own: where the library of the collectives is stuck, its record may be too."""
+
+        def leave() -> None:
+            try:
+                self._record()
+            except RedlineError as error:
+                os.write(STDERR, f"{error}\n".encode())
+
+        thread = threading.Thread(target=leave, name="flight record", daemon=True)
+        thread.start()
+        thread.join(RECORD_S)
 
     def _look(self) -> TrainingError | None:
         self._tell()

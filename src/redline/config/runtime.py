@@ -9,7 +9,6 @@ from typing import ClassVar, Literal
 from redline.config.flags import SET, Section, flag
 from redline.config.problems import Problem, raise_problems
 from redline.config.slurm import ranks_from_slurm
-from redline.config.waits import LOGGING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +39,9 @@ class RuntimeConfig(Section):
         help="Start again, from the newest checkpoint, after this many failures.",
     )
     flight_recorder_dump_path: str | None = flag(
-        None, metavar="FILE", waits_for=LOGGING, help="Where a hung collective leaves its record."
+        None,
+        metavar="PREFIX",
+        help="Where a job that breaks leaves each rank's newest collectives: PREFIX0, PREFIX1, ...",
     )
 
 
@@ -50,7 +51,8 @@ class Environment:
 
     `launched` says whether torchrun, Slurm or `--nproc-per-node` started this process as one of several, or
     alone; `attempt` counts the restarts of torch elastic, whose agent holds the store if `agent_store`.
-    `nccl` holds every NCCL_* and TORCH_NCCL_* variable, `transformer_engine` every NVTE_* one, by name.
+    `nccl` holds every NCCL_*, TORCH_NCCL_* and TORCH_FR_* variable by name,
+    `transformer_engine` every NVTE_* one.
     """
 
     rank: int = 0
@@ -64,6 +66,7 @@ class Environment:
     agent_store: bool = False
     omp_num_threads: int | None = None
     cuda_device_max_connections: int | None = None
+    cuda_launch_blocking: bool = False
     cuda_visible_devices: str | None = None
     cublas_workspace_config: str | None = None
     pytorch_alloc_conf: str | None = None
@@ -73,6 +76,13 @@ class Environment:
     cache_dir: Path = Path(".cache/redline")
     nccl: tuple[tuple[str, str], ...] = ()
     transformer_engine: tuple[tuple[str, str], ...] = ()
+
+    def communication(self) -> dict[str, str]:
+        """The variables that change how devices of a job talk to each other, by name."""
+        queues = self.cuda_device_max_connections
+        found = {} if queues is None else {"CUDA_DEVICE_MAX_CONNECTIONS": str(queues)}
+        blocking = {"CUDA_LAUNCH_BLOCKING": "1"} if self.cuda_launch_blocking else {}
+        return found | blocking | dict(self.nccl)
 
     def problems(self) -> list[Problem]:
         """What of this environment does not make up a place among the processes of a run."""
@@ -126,6 +136,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         agent_store=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         omp_num_threads=number("OMP_NUM_THREADS", 1),
         cuda_device_max_connections=number("CUDA_DEVICE_MAX_CONNECTIONS", 1),
+        cuda_launch_blocking=env.get("CUDA_LAUNCH_BLOCKING") == "1",
         cuda_visible_devices=env.get("CUDA_VISIBLE_DEVICES"),
         cublas_workspace_config=env.get("CUBLAS_WORKSPACE_CONFIG"),
         pytorch_alloc_conf=env.get("PYTORCH_ALLOC_CONF") or env.get("PYTORCH_CUDA_ALLOC_CONF"),
@@ -133,7 +144,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         no_color=bool(env.get("NO_COLOR")),
         triton_interpret=env.get("TRITON_INTERPRET", "0") not in ("", "0"),
         cache_dir=Path(caches) / "redline",
-        nccl=starting("NCCL_", "TORCH_NCCL_"),
+        nccl=starting("NCCL_", "TORCH_NCCL_", "TORCH_FR_"),
         transformer_engine=starting("NVTE_"),
     )
     raise_problems(problems)

@@ -1,6 +1,7 @@
 """Config and hardware turned into one frozen Plan that everything else runs by. Pure, no torch."""
 
 from redline.plan.batch import BatchSchedule, Segment, make_batch_schedule, ramp_up
+from redline.plan.communication import Setting, complaints, wanted_settings
 from redline.plan.dtypes import choose_precision, state_dtypes
 from redline.plan.grid import RankGrid, make_grid
 from redline.plan.kernels import Conditions, KernelChoice, choose_kernels
@@ -17,12 +18,15 @@ __all__ = [
     "RankGrid",
     "ScheduleSpec",
     "Segment",
+    "Setting",
     "WeightDecaySchedule",
     "choose_kernels",
     "choose_precision",
+    "complaints",
     "make_batch_schedule",
     "make_grid",
     "make_plan",
     "ramp_up",
     "state_dtypes",
+    "wanted_settings",
 ]

@@ -9,7 +9,14 @@ from dataclasses import dataclass
 import torch
 
 from redline.attention import Calibration
-from redline.build import CompileLog, assemble, choose_attention, compile_blocks, open_device
+from redline.build import (
+    CompileLog,
+    assemble,
+    choose_attention,
+    compile_blocks,
+    open_device,
+    set_communication,
+)
 from redline.choice import Choice
 from redline.comm import (
     Groups,
@@ -21,16 +28,17 @@ from redline.comm import (
     first_then_all,
     open_groups,
     together,
+    write_flight_record,
 )
 from redline.config import Environment, Parsed, RunConfig, check, notices, raise_problems
 from redline.data import DataSplits, Microbatch, StdlibCorpus
 from redline.errors import ConfigError
 from redline.hardware import Hardware, detect, with_measured_peak
-from redline.plan import Plan, ScheduleSpec, make_plan
+from redline.plan import Plan, ScheduleSpec, complaints, make_plan
 from redline.run.batches import step_batches
 from redline.run.data import data_prefixes, demo_corpus, open_run_data, wants_demo_corpus
 from redline.run.memory import MemoryMeter, out_of_memory_explained, warning_if_too_large
-from redline.run.ranks import join_ranks
+from redline.run.ranks import choose_backend, join_ranks
 from redline.run.resume import (
     Start,
     changed_options,
@@ -138,6 +146,7 @@ def open_run(parsed: Parsed, environment: Environment, say: Say) -> OpenRun:
     raise_problems(environment.problems())
     say = say if environment.rank == 0 else _silent
     config, start = _config_and_start(parsed, say)
+    communication = set_communication(config, environment)
     device, device_choices = open_device(
         config.runtime,
         environment,
@@ -145,6 +154,7 @@ def open_run(parsed: Parsed, environment: Environment, say: Say) -> OpenRun:
         empty_cache_level=config.train.empty_unused_memory_level,
         graphs=config.compile.cuda_graph_impl != "none",
     )
+    _say_environment(config, environment, device, say)
     world, backend = join_ranks(config, environment, device)
     leads = environment.local_rank == 0  # of its machine: makes what the others then find on disk
     demo = None
@@ -198,13 +208,13 @@ def open_run(parsed: Parsed, environment: Environment, say: Say) -> OpenRun:
         _say_start(config, start, state, lines, say)
     compiled, compile_choices = _compiled(config, state, device, environment, say)
     meter.forget_peak()
-    choices = (*device_choices, *backend, *plan.choices, *assembly.choices, *compile_choices)
+    choices = (*device_choices, *communication, *backend, *plan.choices, *assembly.choices, *compile_choices)
     _introduce(plan, choices, splits, say)
     return OpenRun(
         config=config,
         groups=groups,
         progress=progress,
-        watchdog=_watchdog(config, world, groups, progress),
+        watchdog=_watchdog(config, world, groups, progress, device),
         device=device,
         hardware=hardware,
         plan=plan,
@@ -220,7 +230,25 @@ def open_run(parsed: Parsed, environment: Environment, say: Say) -> OpenRun:
     )
 
 
-def _watchdog(config: RunConfig, world: World, groups: Groups, progress: Progress) -> Watchdog:
+def _say_environment(config: RunConfig, environment: Environment, device: torch.device, say: Say) -> None:
+    """What of the user's variables harms this run."""
+    if environment.world_size > 1 and device.type == "cuda":
+        for complaint in complaints(config, environment.communication()):
+            say(complaint)
+    if environment.world_size == 1 and config.runtime.flight_recorder_dump_path is not None:
+        say("--flight-recorder-dump-path: one process sends nothing, so there is nothing to record.")
+
+
+def _watchdog(
+    config: RunConfig, world: World, groups: Groups, progress: Progress, device: torch.device
+) -> Watchdog:
+    prefix, backend = config.runtime.flight_recorder_dump_path, config.parallel.distributed_backend
+    backend_of_run = choose_backend(backend, device).ran
+
+    def record() -> None:
+        if prefix is not None:
+            write_flight_record(prefix, groups.rank, backend_of_run)
+
     return Watchdog(
         world.store,
         groups.rank,
@@ -228,6 +256,7 @@ def _watchdog(config: RunConfig, world: World, groups: Groups, progress: Progres
         progress,
         steady_s=config.parallel.hang_timeout_seconds,
         patient_s=60 * config.parallel.startup_timeout_minutes,
+        record=record,
     )
 
 

@@ -12,15 +12,9 @@ from redline.doctor.machine import NcclLog
 from redline.doctor.registry import check
 from redline.formulas.time import Link, Rates
 from redline.hardware import Hardware, hardware_named
+from redline.plan.communication import FAST_LINKS_OFF
 from redline.plan.cost_rates import host_link, rates_of
 
-FAST_LINKS_OFF = {
-    "NCCL_P2P_DISABLE": "1",
-    "NCCL_SHM_DISABLE": "1",
-    "NCCL_P2P_LEVEL": "LOC",
-    "NCCL_NET_GDR_LEVEL": "LOC",
-    "NCCL_NET_GDR_DISABLE": "1",
-}
 WRONG_INTERFACES = ("lo", "docker", "virbr", "br-", "veth")
 
 
