@@ -1,27 +1,28 @@
 #!/usr/bin/env bash
-# Several GPUs of one host: equality over NCCL, collectives, tokens/s by layout, a killed rank. JSON goes to $OUT.
-# usage: OUT=dir GPUS=2 benchmarks/gpu_parallel.sh [equal] [comm] [kill] [steps] [gemm]     (default: all, 9 minutes)
+# Several GPUs of one host: equality over NCCL, collectives, a killed rank, tokens/s by layout; on one GPU: weight
+# gradients and flat buffers. One JSON file a part goes to $OUT. On 2 GPUs the first four take 4 minutes at most, gemm 1.
+# usage: OUT=dir GPUS=2 benchmarks/gpu_parallel.sh [equal] [steps] [comm] [kill] [gemm]               (default: all)
 set -u
 cd "$(dirname "$0")/.."
 export PYTHONPATH=src OUT="${OUT:-bench-out}" GPUS="${GPUS:-2}" NCCL_NVLS_ENABLE="${NCCL_NVLS_ENABLE:-0}"
 mkdir -p "$OUT"
 PYTHON="${PYTHON:-python}"
-[ $# -eq 0 ] && set -- equal comm kill steps gemm
+[ $# -eq 0 ] && set -- equal steps comm kill gemm
 
-equal() { timeout 150 "$PYTHON" benchmarks/parallel.py equal --gpus "$GPUS" --out "$OUT/parallel-equal.json"; echo "equal: rc $?"; }
-
-comm() {
-  timeout 60 "$PYTHON" -m torch.distributed.run --standalone --nproc-per-node "$GPUS" benchmarks/parallel.py comm \
-    --out "$OUT/parallel-comm.json"
-  echo "comm: rc $?"
-}
-
-kill_rank() { timeout 120 "$PYTHON" benchmarks/parallel.py kill --gpus "$GPUS" --out "$OUT/parallel-kill.json"; echo "kill: rc $?"; }
-
-steps() { timeout 400 "$PYTHON" benchmarks/parallel.py steps --gpus "$GPUS" --out "$OUT/parallel-steps.json"; echo "steps: rc $?"; }
-
-gemm() { timeout 60 "$PYTHON" benchmarks/parallel.py gemm --out "$OUT/parallel-gemm.json"; echo "gemm: rc $?"; }
-
+job=()  # what one start of the ranks does
+for part in "$@"; do case "$part" in equal | steps) job+=("$part") ;; esac; done
+if [ ${#job[@]} -gt 0 ]; then
+  timeout 130 "$PYTHON" -m torch.distributed.run --standalone --nproc-per-node "$GPUS" benchmarks/parallel.py "${job[@]}" \
+    --out "$OUT"
+  echo "${job[*]}: rc $?"
+fi
 for part in "$@"; do
-  case "$part" in kill) kill_rank ;; equal | comm | steps | gemm) "$part" ;; *) echo "no part $part" && exit 2 ;; esac
+  case "$part" in
+    equal | steps) continue ;;
+    comm) timeout 45 "$PYTHON" -m redline bench comm --nproc-per-node "$GPUS" --out "$OUT/parallel-comm.json" ;;
+    kill) timeout 65 "$PYTHON" benchmarks/parallel.py kill --gpus "$GPUS" --out "$OUT" ;;
+    gemm) timeout 60 "$PYTHON" -m redline bench gemm --out "$OUT/parallel-gemm.json" ;;
+    *) echo "no part $part" && exit 2 ;;
+  esac
+  echo "$part: rc $?"
 done

@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +21,27 @@ usage: redline bench step [--steps N] [--compare] [--packed] [--out FILE] [CONFI
                           [flags of `redline train`]
        redline bench attention [--quick] [--out FILE]
        redline bench kernels [--only NAME ...] [--quick] [--out FILE]
+       redline bench comm [--nproc-per-node N] [--quick] [--out FILE]        (or under torchrun)
+       redline bench gemm [--out FILE]
        redline bench data [--tokens N] [--out FILE]
 
   step       whole optimizer steps: tokens/s, MFU, peak memory (default: 10 steps of the demo)
   attention  each attention backend, checked, then timed over head sizes, lengths, groups, packed or not; and
              whether --attention-backend auto takes the best
   kernels    each fused operator, checked, then timed beside its plain twin, torch.compile, liger, quack
+  comm       all-reduce, all-gather, reduce-scatter and send over the ranks of the job, 64 KiB to 1 GiB (on
+             CPUs to 4 MiB): seconds, and the line through them, beside what the cost model assumes
+  gemm       weight gradients added inside their GEMM beside a GEMM and an addition, at every linear of the
+             1B and 8B models; whole steps by flat buffers beside a plain loop
   data       document, sample and shuffle indices of a corpus of short documents (default: 100 million tokens)
 
   --steps N       steps to measure, after 3 that warm up (default: 10)
   --compare       the step eager and compiled, plain and fused, and from a CUDA graph
   --packed        skewed documents packed, beside samples that are one document each (give no data)
   --only NAME     this operator alone, for example rms_norm; may be repeated
-  --quick         few rounds of one case an operator (two of the head and loss); of attention, few shapes
+  --quick         few rounds of one case an operator (two of the head and loss); of attention, few shapes; of
+                  comm, every other size
+  --nproc-per-node N   processes to start here
   --tokens N      size of the corpus (default: 100000000)
   --out FILE      where the result goes, in place of an older one (default: bench-CASE.json)
   --commit REV    the code's commit, where git cannot tell it
@@ -42,7 +51,7 @@ examples:
   redline bench step --preset llama3.2-1b --mock-data --train-iters 20 --steps 10 --out 1b.json
   redline bench attention --quick
   redline bench kernels --only rms_norm --only linear_cross_entropy"""
-CASES = ("step", "attention", "kernels", "data")
+CASES = ("step", "attention", "kernels", "comm", "gemm", "data")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -62,8 +71,17 @@ def main(argv: Sequence[str]) -> int:
     out = Path(_take(rest, "--out", f"bench-{case}.json"))
     commit = _take(rest, "--commit", "") or None
     _require_writable(out)  # before the measurement, not after it
-    measure = {"step": _step, "attention": _attention, "kernels": _kernels, "data": _data}[case]
-    device, rows, code = measure(rest)
+    measures: dict[str, Callable[[list[str]], Measured]] = {
+        "step": _step,
+        "attention": _attention,
+        "kernels": _kernels,
+        "comm": partial(_comm, out=out, commit=commit),
+        "gemm": _gemm,
+        "data": _data,
+    }
+    device, rows, code = measures[case](rest)
+    if not rows:  # another process has them
+        return code
 
     from redline.bench import write_result
 
@@ -170,6 +188,51 @@ def _kernels(words: list[str]) -> Measured:
     rows = bench_kernels(only, effort, print)
     print_kernels([row for row in rows if "error" not in row])
     return "cuda", rows, 0 if all_passed(rows) else 1
+
+
+def _comm(words: list[str], *, out: Path, commit: str | None) -> Measured:
+    number = _take(words, "--nproc-per-node", "")
+    quick = _take_switch(words, "--quick")
+    if words:
+        raise UsageError(f"redline bench comm knows no {words[0]!r}.", mend="see `redline bench --help`.")
+
+    from redline.config import read_environment
+
+    environment = read_environment()
+    if number and not environment.launched:
+        if not number.isdecimal() or int(number) < 1:
+            raise UsageError(f"--nproc-per-node {number}: not a whole number above 0.", mend="for example 2.")
+
+        from redline.comm.elastic import launch
+
+        again = ["bench", "comm", "--out", str(out), *(["--quick"] if quick else [])]
+        again += ["--commit", commit] if commit else []
+        launch(again, nproc_per_node=int(number), max_restarts=0)
+        return "", [], 0
+
+    import torch
+
+    from redline.bench.comm import bench_comm
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return device, bench_comm(environment, device_type=device, quick=quick, say=_at_once), 0
+
+
+def _gemm(words: list[str]) -> Measured:
+    if words:
+        raise UsageError(f"redline bench gemm knows no {words[0]!r}.", mend="see `redline bench --help`.")
+
+    import torch
+
+    from redline.bench.gemm import bench_gemm
+    from redline.config import read_environment
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return device, bench_gemm(read_environment(), device_type=device, say=_at_once), 0
+
+
+def _at_once(text: str) -> None:
+    print(text, flush=True)
 
 
 def _data(words: list[str]) -> Measured:

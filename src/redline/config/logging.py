@@ -61,8 +61,11 @@ class LoggingConfig(Section):
     straggler_ctrlr_port: int | None = flag(
         None, waits_for=STRAGGLER_CONTROL, needs=STRAGGLER, help="Port that switches the comparison."
     )
-    disable_straggler_on_startup: bool = flag(
-        False, waits_for=STRAGGLER_CONTROL, needs=STRAGGLER, help="Begin with it switched off."
+    straggler_on_startup: bool | None = flag(
+        None,
+        megatron=True,
+        built_in="ranks are compared from the start to the end of a run.",
+        help="Begin with the comparison switched on.",
     )
     wandb_project: str | None = flag(None, help="Project of Weights & Biases that gets every number too.")
     wandb_exp_name: str | None = flag(None, needs=WANDB, help="Name of the run there; unset: its folder's.")
