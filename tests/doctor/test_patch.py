@@ -121,6 +121,22 @@ def test_what_another_file_overrules_is_left_to_the_hand(tmp_path: Path) -> None
     assert case.place("NCCL_NET") == (str(env), 2) and case.place("log_interval") == (str(env), 3)
 
 
+def test_cut_off_flags_are_left_to_the_hand(tmp_path: Path) -> None:
+    """A change beside them would stand twice once their line is joined again."""
+    text = "python pretrain_gpt.py --num-layers 4\n  --fp16 --micro-batch-size 2\n"
+    mend = Mend(values={"fp16": False, "bf16": True, "micro_batch_size": 4})
+    after, _, undone = patched(tmp_path, text, mend)
+    assert after == text.replace("--num-layers", "--bf16 --num-layers")
+    assert undone == [f"{tmp_path}/run.sh:2 --micro-batch-size 4"]
+
+
+def test_an_old_flag_goes_with_all_that_it_states(tmp_path: Path) -> None:
+    names = ("recompute_granularity", "recompute_method", "recompute_num_layers")
+    text = "python pretrain_gpt.py --num-layers 4 --checkpoint-activations --bf16\n"
+    after, _, undone = patched(tmp_path, text, Mend(values=dict.fromkeys(names)))
+    assert (after, undone) == ("python pretrain_gpt.py --num-layers 4 --bf16\n", [])
+
+
 def test_what_cannot_be_placed_is_said(tmp_path: Path) -> None:
     text = 'add() { ARGS+=("--$1"); }\nadd fp16\npython pretrain_gpt.py "${ARGS[@]}" "--num-layers=4"\n'
     after, _, undone = patched(tmp_path, text, Mend(values={"sequence_parallel": True}))

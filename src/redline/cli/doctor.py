@@ -33,6 +33,7 @@ from redline.doctor import (
     sarif,
     texts_of,
 )
+from redline.doctor.case import unstated
 from redline.errors import ConfigError, DataError, UsageError
 from redline.files import os_errors_as, write_json_atomic, write_text_atomic
 from redline.hardware import SHEETS, Hardware, glance, hardware_named
@@ -359,5 +360,7 @@ def _not_taken(asked: Any, case: Case, diagnosis: Diagnosis) -> list[str]:
     missed = []
     for name, value in combined(diagnosis).values.items():
         if effective(again.config, name, case.dialect, again.stated) != value:
-            missed.append(options_by_field()[name].show(value))
+            option = options_by_field()[name]
+            gone = value == unstated(name, case.dialect)
+            missed.append(f"without {option.flag}" if gone else option.show(value))
     return missed

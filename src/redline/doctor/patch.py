@@ -93,10 +93,11 @@ def patch_launch(case: Case, mend: Mend) -> Patch:
 def _set_flag(case: Case, patch: Patch, name: str, value: Any) -> None:
     option = options_by_field()[name]
     typed = field_uses(case, name)
-    if typed and (elsewhere := _elsewhere(case, typed[0])):
-        patch.undone.append(f"{elsewhere} {option.show(value)}")
-        return
     gone = value is None or value == unstated(name, case.dialect)
+    if elsewhere := _elsewhere(case, name):
+        shown = typed[0] if typed else option.flag
+        patch.undone.append(f"{elsewhere} " + (f"without {shown}" if gone else option.show(value)))
+        return
     switch = option.kind is bool and option.count == 0
     in_place = option.flag if typed[:1] == [option.flag] and not gone and not switch else None
     if in_place and _replace_value(case, patch, in_place, option.show(value)):
@@ -107,10 +108,12 @@ def _set_flag(case: Case, patch: Patch, name: str, value: Any) -> None:
         patch.added.append(option.show(value))
 
 
-def _elsewhere(case: Case, flag: str) -> str:
-    """FILE:LINE of a flag that counts where it stands in a file that this one reads, else ""."""
-    use = case.uses(flag)
-    if use is None or case.launch is None or str(use.file) == str(case.launch.path):
+def _elsewhere(case: Case, name: str) -> str:
+    """FILE:LINE of an option that counts where no edit reaches it, else "": in a sourced file, or cut off."""
+    assert case.launch is not None
+    uses = (*case.launch.cut_off, *reversed(case.launch.flags))
+    use = next((use for use in uses if use.field == name), None)
+    if use is None or (use not in case.launch.cut_off and str(use.file) == str(case.launch.path)):
         return ""
     return f"{use.file}:{use.line}"
 
@@ -177,7 +180,9 @@ def _drop(case: Case, patch: Patch, flag: str) -> None:
     patch.dropped.add(flag)
     spot = _spot(case, patch, flag)
     use = case.uses(flag)
-    if spot is None or use is None:
+    if use is None:  # an older flag states this one too, and goes by itself
+        return
+    if spot is None:
         patch.undone.append(f"without {flag}")
         return
     place, found = spot

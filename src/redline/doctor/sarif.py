@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import redline
 from redline.doctor.checks import CHECKS
@@ -61,7 +63,7 @@ def _result(finding: Finding) -> dict[str, Any]:
         },
     }
     if finding.file:
-        place: dict[str, Any] = {"artifactLocation": {"uri": finding.file}}
+        place: dict[str, Any] = {"artifactLocation": {"uri": quote(Path(finding.file).as_posix())}}
         if finding.line:
             place["region"] = {"startLine": finding.line}
         result["locations"] = [{"physicalLocation": place}]
