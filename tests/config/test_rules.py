@@ -242,7 +242,18 @@ CASES: dict[str, list[tuple[str, str]]] = {
     ],
     "fp8-or-fp4": [("--fp8 --fp4-format e2m1", "--fp8")],
     "fp8-over-half": [("--fp8 --fp32", "--fp8 --bf16")],
-    "fp8-tensor-parallel": [("--fp8 --tensor-model-parallel-size 2", "--fp8")],
+    "fp8-tp-overlap": [
+        (
+            "--fp8 --tensor-model-parallel-size 2 --sequence-parallel --tp-comm-overlap",
+            "--fp8 --tensor-model-parallel-size 2 --sequence-parallel",
+        )
+    ],
+    "fp8-head-tensor-parallel": [
+        (
+            "--fp8 --fp8-output-proj --tensor-model-parallel-size 2",
+            "--fp8 --tensor-model-parallel-size 2",
+        )
+    ],
     "fp8-compile": [("--fp8 --use-torch-compile", "--fp8")],
     "fp8-gather-needs": [("--fp8 --fp8-param-gather", f"--fp8 --fp8-param-gather {SHARDED}")],
     "mtp-positions": [

@@ -42,7 +42,7 @@ def test_scale_is_the_largest_finite_value_over_the_history():
 
 def test_margin_halves_and_interval_waits():
     assert see(state(margin=2), 2.0) == [56.0]
-    assert see(state(interval=2), 2.0, 4.0, 8.0, 8.0) == [1.0, 112.0, 112.0, 56.0]
+    assert see(state(interval=2), 2.0, 4.0, 8.0, 8.0) == [224.0, 112.0, 112.0, 56.0]
 
 
 def test_formats():

@@ -9,7 +9,9 @@ from redline.config.waits import (
     FP4,
     FP8,
     FP8_ATTENTION,
+    FP8_PARAMS,
     KITCHEN_PACKAGE,
+    LOCAL_AMAX,
     NUMERICS,
     QUANTIZED,
 )
@@ -112,7 +114,7 @@ class PrecisionConfig(Section):
     fp8_param_gather: bool = flag(
         False,
         account="memory",
-        waits_for=FP8,
+        waits_for=FP8_PARAMS,
         needs=ON_FP8,
         help="Keep compute weights in fp8 and gather them so.",
     )
@@ -132,7 +134,7 @@ class PrecisionConfig(Section):
         help="Attention's input and output in fp8 too.",
     )
     tp_only_amax_red: bool = flag(
-        False, waits_for=FP8, needs=ON_FP8, help="Share largest values among tp ranks alone."
+        False, waits_for=LOCAL_AMAX, needs=ON_FP8, help="Share largest values among tp ranks alone."
     )
     activation_func_fp8_input_store: bool = flag(
         False,

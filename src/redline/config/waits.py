@@ -41,7 +41,16 @@ CONTEXT_PARALLEL = Waits(
     "context-parallel", "it waits for context parallelism.", "leave it out, or shorten --seq-length."
 )
 EXPERT_PARALLEL = Waits("expert-parallel", "it waits for mixture-of-experts training.")
-FP8 = Waits("fp8", "it waits for the fp8 recipes.", "train in bf16 (--bf16).")
+FP8 = Waits("fp8", "it waits for further storage in fp8.")
+FP8_PARAMS = Waits(
+    "fp8-param-gather",
+    "parameters are gathered in bf16, and each rank casts its copy of the weights once a step.",
+)
+LOCAL_AMAX = Waits(
+    "local-amax",
+    "all ranks share largest values, so that a checkpoint with one scale an operand resumes exactly.",
+    never=True,
+)
 FP4 = Waits("fp4", "it waits for 4-bit floating point.", "train in bf16 (--bf16).")
 QUANTIZED = Waits(
     "quantized-training", "it waits for quantized training (int8, int4, mxfp4).", "train in bf16 (--bf16)."
@@ -80,7 +89,9 @@ FP8_ATTENTION = Waits(
     "leave it out: attention runs in the compute dtype.",
 )
 TRANSFORMER_ENGINE = Waits(
-    "transformer-engine", "it waits for the adapter to NVIDIA's modules.", "use --transformer-impl local."
+    "transformer-engine",
+    "it waits for the adapter to the package transformer-engine.",
+    "use --transformer-impl fused, which needs no package and has its own fp8.",
 )
 ATTENTION_VARIANTS = Waits(
     "attention-variants", "it waits for further kinds of attention.", "use plain causal attention."

@@ -44,7 +44,9 @@ class Fp8Gemms:
     ) -> None:
         self.state = state
         self._fuse_wgrad = fuse_wgrad
-        self._fused = frozenset(fused) if state.spec.wgrad and not state.spec.blocks else frozenset()
+        self._tp = model.tp
+        whole = state.spec.wgrad and not state.spec.blocks and model.tp.size == 1
+        self._fused = frozenset(fused) if whole else frozenset()
         self.gemms: dict[str, SiteGemm] = {}
         self._layers = {f"layers.{index}": layer for index, layer in enumerate(model.layers)}
         self._place()
@@ -136,7 +138,7 @@ class Fp8Gemms:
     def _place_attention(self, name: str, attention: SelfAttention) -> None:
         norm, rebuild = attention.norm, attention.rebuilds_norm
         attention.qkv_site = self._after_norm(f"{name}.qkv", norm, attention.qkv, rebuild)
-        attention.proj_site = self._after(f"{name}.proj", None, attention.proj, False)
+        attention.proj_site = self._row(f"{name}.proj", None, attention.proj, False)
 
     def _place_mlp(self, name: str, mlp: MLP) -> None:
         fc1, fc2 = (self.gemms.get(f"{name}.{part}") for part in ("fc1", "fc2"))
@@ -146,17 +148,30 @@ class Fp8Gemms:
         if fused and isinstance(fc1, Fp8Gemm) and isinstance(fc2, Fp8Gemm):
             mlp.whole = Fp8Mlp(mlp.norm, fc1, fc2, kind, rebuilds)
         mlp.fc1_site = self._after_norm(f"{name}.fc1", mlp.norm, mlp.fc1, rebuilds["layernorm"])
-        mlp.fc2_site = self._after(f"{name}.fc2", mlp.activation, mlp.fc2, rebuilds["activation"])
+        mlp.fc2_site = self._row(f"{name}.fc2", mlp.activation, mlp.fc2, rebuilds["activation"])
 
     def _after_norm(self, name: str, norm: Norm, linear: Linear, rebuild: bool) -> Prologue:
         gemm = self.gemms.get(name)
         if isinstance(gemm, Fp8Gemm) and "norm" in self._fused:
             return Fp8NormSite(norm, gemm, rebuild=rebuild)
-        return self._after(name, norm, linear, rebuild)
+        return self._column(name, norm, linear, rebuild)
 
-    def _after(self, name: str, prologue: Prologue | None, linear: Linear, rebuild: bool) -> Prologue:
-        """The site of a GEMM: in fp8 where it is one of the state's, and has not returned."""
+    def _column(self, name: str, prologue: Prologue, linear: Linear, rebuild: bool) -> Prologue:
+        """The site of a GEMM of which tensor-parallel ranks hold some output features each."""
         gemm = self.gemms.get(name)
         if gemm is None:
             return Site(prologue, linear, rebuild=rebuild)
-        return Fp8Site(prologue, gemm, fuse_wgrad=self._fuse_wgrad, rebuild=rebuild)
+        before = prologue if self._tp.size == 1 else partial(_both, prologue, self._tp.enter)
+        return Fp8Site(before, gemm, fuse_wgrad=self._fuse_wgrad, rebuild=rebuild)
+
+    def _row(self, name: str, prologue: Prologue | None, linear: Linear, rebuild: bool) -> Prologue:
+        """The site of a GEMM of which tensor-parallel ranks hold some input features each."""
+        gemm = self.gemms.get(name)
+        if gemm is None:
+            return Site(prologue, linear, rebuild=rebuild)
+        site = Fp8Site(prologue, gemm, fuse_wgrad=self._fuse_wgrad, rebuild=rebuild)
+        return site if self._tp.size == 1 else partial(_both, site, self._tp.leave)
+
+
+def _both(first: Prologue, second: Prologue, x: Tensor) -> Tensor:
+    return second(first(x))

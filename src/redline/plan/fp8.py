@@ -41,6 +41,9 @@ def gemm_sites(shape: ModelShape) -> Iterator[tuple[str, int, int]]:
 def plan_fp8(config: PrecisionConfig, shape: ModelShape, hardware: Hardware) -> Fp8Plan | None:
     """The sites of this run in fp8; None without `--fp8-format`.
 
+    Args:
+        shape: of the part that one rank holds: its matrices are what GEMMs multiply.
+
     Raises: ConfigError where the card has no fp8 units, or nothing would be left to run in fp8.
     """
     if config.fp8_format is None:

@@ -218,8 +218,10 @@ class Fp8State:
         seen = self.amax.where(self.amax.isfinite(), 0.0)  # an overflow says nothing about a scale
         self.history[:, :, self.steps % self.spec.history_len] = seen
         self.steps += 1
-        if self.spec.recipe == "delayed" and self.steps % self.spec.interval == 0:
-            amax = self.history.amax(-1) if self.spec.algo == "max" else seen
+        delayed = self.spec.recipe == "delayed"
+        # What ranks measured by themselves they agree on here, after the first step too.
+        if not delayed or self.steps == 1 or self.steps % self.spec.interval == 0:
+            amax = self.history.amax(-1) if delayed and self.spec.algo == "max" else seen
             limits = self._limits * 2.0**-self.spec.margin
             self.scale.copy_(_scale_of(amax, limits, self.scale))
             self.inverse.copy_(self.scale.reciprocal())

@@ -477,17 +477,30 @@ def fp8_compile(config: RunConfig) -> Broken:
 
 
 @rule(
-    "fp8-tensor-parallel",
+    "fp8-tp-overlap",
     "fp8_format",
-    "tensor_model_parallel_size",
-    why="the collectives around a GEMM carry bf16 operands.",
+    "tp_comm_overlap",
+    why="collectives beside a GEMM in fp8 run before or after it.",
     training=True,
 )
-def fp8_tensor_parallel(config: RunConfig) -> Broken:
-    tp = config.parallel.tensor_model_parallel_size
-    if config.precision.fp8_format is None or tp == 1:
+def fp8_tp_overlap(config: RunConfig) -> Broken:
+    if config.precision.fp8_format is None or not config.overlap.tp_comm_overlap:
         return None
-    return f"--fp8-format does not go with --tensor-model-parallel-size {tp}.", "use data parallelism."
+    return "--fp8-format does not go with --tp-comm-overlap.", "leave --tp-comm-overlap out."
+
+
+@rule(
+    "fp8-head-tensor-parallel",
+    "fp8_output_proj",
+    "tensor_model_parallel_size",
+    why="the head in fp8 holds the whole vocabulary.",
+    training=True,
+)
+def fp8_head_tensor_parallel(config: RunConfig) -> Broken:
+    tp = config.parallel.tensor_model_parallel_size
+    if not config.precision.fp8_output_proj or tp == 1:
+        return None
+    return f"--fp8-output-proj does not go with --tensor-model-parallel-size {tp}.", "leave it out."
 
 
 @rule(

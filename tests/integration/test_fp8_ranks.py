@@ -1,0 +1,96 @@
+"""fp8 on several ranks: tensor-parallel ones train as one process does, and all cast by the same scales."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from redline.comm import close_world
+from redline.config import Environment
+from redline.run import open_run
+
+from .ranks import on_ranks
+from .tiny import Values, parsed, take_steps
+
+SMALL = {"hidden_size": 32, "ffn_hidden_size": 64, "train_iters": 4, "make_vocab_size_divisible_by": 2}
+LLAMA = {
+    **SMALL, "position_embedding_type": "rope", "normalization": "RMSNorm", "activation_func": "swiglu",
+    "add_bias_linear": False, "untie_embeddings_and_output_weights": True,
+}  # fmt: skip
+FP8 = {"fp8_format": "hybrid"}
+
+
+def seen_on(world_size: int, variants: dict[str, Values]) -> dict[str, list[dict[str, Any]]]:
+    """Losses, norms and scales of every variant on every rank, all in one fork."""
+
+    def work(environment: Environment) -> dict[str, dict[str, Any]]:
+        found = {}
+        for number, (name, values) in enumerate(variants.items()):
+            run = open_run(parsed(values), replace(environment, attempt=number), lambda _: None)
+            steps = take_steps(run)
+            fp8 = run.state.fp8
+            found[name] = {
+                "losses": [step.loss for step in steps],
+                "norms": [step.result.grad_norm for step in steps],
+                "scales": None if fp8 is None else fp8.state.scale,
+                "sites": [] if fp8 is None else sorted(fp8.gemms),
+            }
+            close_world()
+        return found
+
+    ranks = on_ranks(world_size, work)
+    return {name: [rank[name] for rank in ranks] for name in variants}
+
+
+def test_tensor_parallel_ranks() -> None:
+    """Near one process in fp8, as near as that is to bf16; on both ranks the same losses and scales (B039).
+
+    A rank casts its own features of a row GEMM's input by a scale that both share, except in the first step.
+    """
+    tp, sp = {"tensor_model_parallel_size": 2}, {"tensor_model_parallel_size": 2, "sequence_parallel": True}
+    again = {
+        "recompute_granularity": "selective",
+        "recompute_modules": ("layernorm", "activation", "core_attn"),
+    }
+    models = {"gpt": SMALL, "llama": LLAMA}
+    recipes = {"delayed": FP8, "tensorwise": {**FP8, "fp8_recipe": "tensorwise"}}
+    one = {name: {**model, **FP8} for name, model in models.items()}
+    bf16 = {f"{name} bf16": {**model, "bf16": True} for name, model in models.items()}
+    alone = seen_on(1, one | bf16)
+    layouts = {"tp": tp, "sp": sp, "sp again": {**sp, **again}}
+    both = seen_on(
+        2,
+        {
+            f"{name} {recipe} {layout}": {**models[name], **recipes[recipe], **layouts[layout]}
+            for name, recipe in (("gpt", "delayed"), ("llama", "delayed"), ("llama", "tensorwise"))
+            for layout in layouts
+            if recipe == "delayed" or layout == "sp"
+        },
+    )
+    for name, (first, second) in both.items():
+        model = name.split()[0]
+        wanted = alone[model][0]
+        assert first["losses"] == second["losses"] and first["norms"] == second["norms"], name
+        assert torch.equal(first["scales"], second["scales"]), name
+        assert first["sites"] == wanted["sites"] and len(wanted["sites"]) == 8
+        assert first["losses"] == pytest.approx(wanted["losses"], rel=5e-3), name
+        assert first["norms"] == pytest.approx(wanted["norms"], rel=0.1), name
+        assert first["losses"] != alone[f"{model} bf16"][0]["losses"], name
+    for name in ("gpt", "llama"):
+        assert both[f"{name} delayed sp"][0]["losses"] == both[f"{name} delayed sp again"][0]["losses"]
+
+
+def test_data_parallel_ranks_share_scales(tmp_path: Path) -> None:
+    """B039: ranks see other samples, and cast by the same scales from the end of the first step on."""
+    scale = {**FP8, "fp8_interval": 100}
+    sharded = {"use_distributed_optimizer": True}
+    variants = {"renewed": FP8, "kept": scale, "measured": {**FP8, "fp8_recipe": "tensorwise"}}
+    found = seen_on(2, {name: {**LLAMA, **each, **sharded} for name, each in variants.items()})
+    for name, (first, second) in found.items():
+        assert torch.equal(first["scales"], second["scales"]), name
+        assert first["losses"] == second["losses"], name
+    assert not torch.equal(found["renewed"][0]["scales"], found["kept"][0]["scales"])
