@@ -97,9 +97,12 @@ def measured_memory(meter: MemoryMeter, buffers: FlatBuffers) -> dict[str, int]:
     held: dict[str, int] = {}
     seen: set[int] = set()
     for name, kind in STATE_CLASSES.items():
-        flats = [flat for flat in buffers.flat(kind) if flat.data_ptr() not in seen]
-        seen.update(flat.data_ptr() for flat in flats)
-        held[name] = sum(flat.nbytes for flat in flats)
+        flats = [
+            buffer.tensors[kind] for buffer in (*buffers.buffers, *buffers.shards) if kind in buffer.tensors
+        ]
+        found = {flat.untyped_storage().data_ptr(): flat.untyped_storage().nbytes() for flat in flats}
+        held[name] = sum(size for place, size in found.items() if place not in seen)
+        seen |= found.keys()
     peak = meter.peak_bytes()
     held["activations_and_workspace"] = max(0, peak - sum(held.values()))
     if meter.device.type == "cuda":

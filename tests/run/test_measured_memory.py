@@ -1,0 +1,34 @@
+"""What a run says its buffers hold."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from redline.formulas.buckets import BucketRule
+from redline.optim import FlatBuffers, Sharding
+from redline.run.memory import MemoryMeter, measured_memory
+
+NUMEL = 64 * 64 + 64
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_states_count_once_and_a_rank_its_own_shard(dtype: torch.dtype, ranks: int) -> None:
+    """Main parameters of fp32 ones are those themselves; sharded states are a rank's part of them."""
+    buffers = FlatBuffers(
+        nn.Linear(64, 64, dtype=dtype).named_parameters(),
+        main_dtype=torch.float32,
+        grad_dtype=torch.float32,
+        device="cpu",
+        sharding=Sharding(rule=BucketRule(size=1000, ranks=ranks), states=ranks > 1),
+    )
+    held = measured_memory(MemoryMeter(torch.device("cpu")), buffers)
+    own = NUMEL // ranks
+    main = 0 if dtype == torch.float32 else 4 * own
+    wanted = {"weights": NUMEL * dtype.itemsize, "main_params": main, "main_grads": 4 * NUMEL,
+              "exp_avg": 4 * own, "exp_avg_sq": 4 * own}  # fmt: skip
+    padding = 4 * 128 * ranks * 3  # at the end of a bucket, at most
+    for name, size in wanted.items():
+        assert size <= held[name] <= (size + padding if size else 0), name
