@@ -157,6 +157,18 @@ def test_resuming_a_finished_run_leaves_it_alone(train: Any) -> None:
     assert again.summary == summary and len(again.losses) == 6
 
 
+def test_a_finished_run_whose_summary_is_broken(train: Any, redline: Any) -> None:
+    """Is told so; without the file, the run writes another."""
+    run = train("run")
+    path = run.folder / "summary.json"
+    path.write_text('{"name": ')
+    code, _, err = redline(f"train {TINY} --load run --save run")
+    assert code == 1 and "Traceback" not in err
+    assert "summary.json cannot be read" in err and "mend:" in err
+    path.unlink()
+    assert train("run", "--load run").summary["outcome"] == "finished"
+
+
 def test_rotary_positions_do_not_tie_a_model_to_its_sequence_length(train: Any) -> None:
     """Nor does dropout make it another model."""
     rope = "--position-embedding-type rope"

@@ -71,7 +71,7 @@ def train_opened(run: OpenRun, started: float) -> dict[str, Any] | None:
         if not leads:
             return None
         say(f"nothing is left to train: all {total} steps are done; give more with --train-iters.")
-        return read_summary(folder.summary)
+        return _summary_of_old(folder.summary)
 
 
 @contextmanager
@@ -172,6 +172,18 @@ def _ledger(folder: RunFolder, run: OpenRun) -> Ledger:
         tensorboard_interval=config.logging.tensorboard_log_interval,
         sinks=open_sinks(config, folder),
     )
+
+
+def _summary_of_old(path: Path) -> dict[str, Any]:
+    """What the run wrote when it ended."""
+    try:
+        return read_summary(path)
+    except (OSError, ValueError) as error:
+        raise TrainingError(
+            f"{path} cannot be read: {error}.",
+            why="all steps are done, and what they came to stands only there.",
+            mend="remove the file: the same command then writes another; speeds are in metrics.jsonl.",
+        ) from error
 
 
 def _write_config(folder: RunFolder, config: RunConfig) -> None:
