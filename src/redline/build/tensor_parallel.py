@@ -33,7 +33,7 @@ def tensor_parallel(
     if group.size == 1:
         return TensorParallel(), ()
     what = "matrices and sequence" if sequence else "matrices"
-    choices = [Choice("tensor-parallel", str(group.size), f"{group.size} ranks", f"they share {what}")]
+    choices = [Choice("tensor-parallel", str(group.size), str(group.size), f"the ranks share {what}")]
     if not overlap.tp_comm_overlap:
         return TensorParallel(group=group, sequence=sequence), tuple(choices)
     candidates, refusal = _candidates(overlap, plan, group)
