@@ -203,10 +203,8 @@ def account_of(ranks: int = 1, **reference: Any) -> StepAccount:
         "bandwidth_bytes_per_s": BANDWIDTH,
         "peak_source": "NVIDIA's data sheet",
     }
-    known = Reference(
-        device="NVIDIA H200", kind="cuda", dtype="bf16", model_flops=IDEAL_MS / 1e3 * PEAK, step_ms=795.0,
-        flops_source="model", **(limits | reference),
-    )  # fmt: skip
+    step = {"model_flops": IDEAL_MS / 1e3 * PEAK, "step_ms": 795.0, "flops_source": "model"}
+    known = Reference(device="NVIDIA H200", kind="cuda", dtype="bf16", **(limits | step | reference))
     ideal = IDEAL_MS if known.peak_flops_per_s else None
     lost = LOST_MS if ideal else LOST_MS | {"gemm": LOST_MS["gemm"] + IDEAL_MS}
     losses = make_losses(lost, WALL_MS, ideal_known=ideal is not None)

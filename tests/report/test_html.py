@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_run import IDEAL_MS, LOST_MS, OPERATORS, WALL_MS, account_of, make_run
+from made_run import IDEAL_MS, LOST_MS, OPERATORS, OPTIONS, PEAK, WALL_MS, account_of, make_run
 from read_page import Node, read_page
 
 from redline.doctor import CHECKS
@@ -22,7 +22,7 @@ from redline.report.html import make_page, read_runs, render
 from redline.report.html.axes import linear_axis, log_axis
 from redline.report.html.curves import BUCKETS, LOSS, THROUGHPUT, charts_of, points_of
 from redline.report.html.headline import cost_per_billion
-from redline.report.html.values import number, shown
+from redline.report.html.values import number, points, shown
 
 
 def page_of(*folders: Path, price: float | None = None) -> Node:
@@ -114,6 +114,53 @@ def test_operators_keep_their_numbers(page: Node) -> None:
     assert all(
         0 <= float(x) <= 100 for dot in placed for x in re.findall(r"([\d.]+)%", dot.attributes["style"])
     )
+
+
+def test_a_memset_is_not_credited_with_its_product(tmp_path: Path) -> None:
+    """It is launched by the product's operator, and would stand a thousand times above the peak."""
+    account = account_of()
+    product = account.operators[0]
+    memset = replace(product, kind="copy", role="", ms=0.07, flops_per_s=1.7e18, of_peak=1700.0)
+    page = page_of(
+        make_run(tmp_path / "mine", ledger=replace(account, operators=(*account.operators, memset)))
+    )
+    assert len(page.all("span", class_="op")) == sum(flops is not None for *_, flops, _ in OPERATORS)
+    assert "PFLOP" not in page.one("table", class_="operators").text
+    assert "170000%" not in page.one("section", id="operators").text
+
+
+def test_slowed_steps_are_not_taken_for_ordinary_ones(page: Node, tmp_path: Path) -> None:
+    """With what an ordinary step reaches; also where the account was written before there was a median."""
+    assert "Slowed steps" not in page.text
+    slowed = account_of(step_ms=500.0)
+    for name, overhead, summary in (("ended", 0.6, {}), ("killed", None, False)):
+        step_ms = None if summary is False else 500.0
+        account = replace(
+            slowed, overhead=overhead, reference=replace(slowed.reference, step_ms=step_ms, model_flops=None)
+        )
+        folder = make_run(tmp_path / name, ledger=account, summary=summary, rate=32_768 / 0.5)
+        said = page_of(folder).one("section", id="waterfall").text
+        assert "+60.0% under the profiler" in said
+        assert "an ordinary one takes 500 ms, an MFU of 88.0%" in said
+
+
+def test_a_run_that_has_not_ended_states_both_conventions(tmp_path: Path) -> None:
+    half = IDEAL_MS / 1e3 * PEAK
+    account = account_of(attention_flops=half / 10)
+    page = page_of(make_run(tmp_path / "mine", summary=False, ledger=account))
+    found = figures(page)
+    assert found["mfu.causal-half"].numbers == [0.55]
+    assert found["mfu.full"].numbers == [pytest.approx(0.605)]
+    assert "not ended; 60 steps recorded on NVIDIA H200" in page.one("header").text
+    options = OPTIONS.replace("[model]\n", "[model]\nwindow_size = [128, 0]\n")
+    windowed = make_run(tmp_path / "windowed", summary=False, ledger=account, options=options)
+    assert "mfu.full" not in figures(page_of(windowed))
+
+
+def test_small_points_keep_a_digit() -> None:
+    assert [points(each) for each in (-0.225, 0.015, -0.0002, 0.00001, 0.0)] == [
+        "-22.5", "+1.5", "-0.02", "0", "0",
+    ]  # fmt: skip
 
 
 def test_modules_are_added_up_over_the_layers(page: Node) -> None:
@@ -281,6 +328,17 @@ def test_further_values_get_a_chart_and_constants_none(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "mine", records=lambda step: {key: read(step) for key, read in more.items()})
     ids = [chart.id for chart in charts_of(read_runs([folder]))]
     assert "fp8_amax_max" in ids and "fp8_margin" not in ids and "loss_scale" not in ids
+
+
+def test_what_is_recorded_now_and_then_is_a_line(tmp_path: Path) -> None:
+    """And a value alone between two that are not finite is a dot."""
+    now_and_then = lambda step: {"fp8_overshoot": 1 + 1 / step} if step % 10 == 0 else {}  # noqa: E731
+    lonely = lambda step: {"norm": float(step) if step % 2 else None}  # noqa: E731
+    folder = make_run(tmp_path / "mine", records=lambda step: now_and_then(step) | lonely(step))
+    charts = {chart.id: chart.curves[0] for chart in charts_of(read_runs([folder]))}
+    overshoot = charts["fp8_overshoot"]
+    assert (overshoot.line.count("M"), overshoot.line.count("L"), overshoot.dots) == (1, 5, "")
+    assert charts["norm"].dots.count("M") == 30
 
 
 def test_several_ranks(tmp_path: Path) -> None:

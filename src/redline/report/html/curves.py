@@ -161,7 +161,11 @@ def _loss(runs: Sequence[RunData]) -> Chart | None:
 def _measured(runs: Sequence[RunData], measure: Measure) -> Chart | None:
     alone = len(runs) == 1
     series = [
-        Series(name=measure.title if alone else run.label, color=place, points=points_of(run.steps, measure))
+        Series(
+            name=measure.title if alone else run.label,
+            color=place,
+            points=points_of([each for each in run.steps if measure.key in each], measure),
+        )
         for place, run in enumerate(runs)
     ]
     marks: Sequence[Marks] = ()
@@ -185,7 +189,7 @@ def _troubles(run: RunData) -> Sequence[Marks]:
 
 def points_of(records: Sequence[Mapping[str, Any]], measure: Measure) -> list[Point | None]:
     """A measure over the records, at most BUCKETS points; None for a stretch without a finite value."""
-    per_bucket = -(-len(records) // BUCKETS)
+    per_bucket = max(1, -(-len(records) // BUCKETS))
     return [
         _bucket(records[start : start + per_bucket], measure) for start in range(0, len(records), per_bucket)
     ]
@@ -261,14 +265,22 @@ def _curve(series: Series, x: Axis, y: Axis) -> Curve:
         elif not series.dots:
             pen = "M"
     real = series.real
-    lonely = series.dots or len(real) == 1
+    dotted = real if series.dots else _lonely(series.points)
     return Curve(
         name=series.name,
         color=series.color % 6,
         line="".join(line),
         band=_band(real, at) if any(point.high > point.low for point in real) else "",
-        dots="".join(f"M{at(point.step, point.value)}h0" for point in real) if lonely else "",
+        dots="".join(f"M{at(point.step, point.value)}h0" for point in dotted),
     )
+
+
+def _lonely(points: Sequence[Point | None]) -> list[Point]:
+    """Points that no line would show, with nothing on either side."""
+    around = zip([None, *points], points, [*points[1:], None], strict=False)
+    return [
+        point for before, point, after in around if point is not None and before is None and after is None
+    ]
 
 
 def _band(points: Sequence[Point], at: Callable[[float, float], str]) -> str:

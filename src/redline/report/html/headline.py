@@ -44,7 +44,7 @@ def headline(run: RunData, price: float | None) -> list[Figure]:
     ]
     step_s = number(run.summary.get("step_time_s")) or run.record.step_s
     text = "n/a" if step_s is None else format_duration(step_s)
-    figures.append(Figure("step_time_s", "Step", step_s, text, f"{median}, warm-up left out", -1))
+    figures.append(Figure("step_time_s", "Step", step_s, text, f"{median}, warm-up left out"))
     if price is not None:
         figures.append(_cost(run, rate, price))
     return figures
@@ -73,8 +73,30 @@ def _mfu(run: RunData) -> Iterator[Figure]:
     for convention, facts in stated.items():
         yield _utilisation(str(convention), mapping(facts))
     if not stated:
-        note = "median of metrics.jsonl, attention at half" if run.record.mfu else "no known peak"
-        yield _figure("mfu.causal-half", "MFU, causal-half", run.record.mfu, "{:.1%}", note, 1)
+        half = run.record.mfu
+        note = "median of metrics.jsonl, attention at half" if half else "no known peak"
+        yield _figure("mfu.causal-half", "MFU, causal-half", half, "{:.1%}", note, 1)
+        twice = _full_over_half(run)
+        if half and twice:
+            note = "the same with all of attention, by the FLOPs in ledger.json"
+            yield _figure("mfu.full", "MFU, full", half * twice, "{:.1%}", note, 1)
+
+
+def _full_over_half(run: RunData) -> float | None:
+    """Model FLOPs with all S x S products of attention over those with half; None where that is not known.
+
+    A window sees less than half, so that its products are no longer twice what was counted.
+    """
+    reference = None if run.account is None else run.account.reference
+    if reference is None or reference.convention != "causal-half" or reference.flops_source != "model":
+        return None
+    if (
+        not reference.model_flops
+        or reference.attention_flops is None
+        or run.options.get("model.window_size", not run.options)
+    ):
+        return None
+    return 1 + reference.attention_flops / reference.model_flops
 
 
 def _utilisation(convention: str, facts: Mapping[str, Any]) -> Figure:

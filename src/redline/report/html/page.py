@@ -25,7 +25,7 @@ from redline.report.html.headline import Figure, headline
 from redline.report.html.memory import Memory, memory_of
 from redline.report.html.roofline import Roofline, roofline_of
 from redline.report.html.runs import RunData, facts_of_run
-from redline.report.html.values import objects, plural, shown
+from redline.report.html.values import objects, plural, points, shown
 from redline.report.html.waterfall import Bar, Waterfall, side_by_side, waterfall_of
 from redline.units import format_bytes, format_count, format_flops_per_s
 
@@ -94,7 +94,7 @@ def _part(run: RunData, price: float | None) -> RunPart:
     return RunPart(
         run=run,
         figures=headline(run, price),
-        waterfall=None if account is None else waterfall_of(account, diagnosis),
+        waterfall=None if account is None else waterfall_of(account, diagnosis, run.record.step_s),
         roofline=None if account is None else roofline_of(account),
         memory=memory_of(run),
         choices=[_choice(each) for each in objects(run.summary.get("choices"))],
@@ -120,6 +120,7 @@ def render(page: Page) -> str:
         "bytes": format_bytes,
         "count": format_count,
         "rate": format_flops_per_s,
+        "points": points,
         "shown": shown,
         "plural": plural,
     }

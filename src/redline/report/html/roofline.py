@@ -13,6 +13,11 @@ from redline.report.html.axes import SIZE, Axis, Tick, log_axis
 from redline.units import format_flops_per_s
 
 ROWS = 24  # operators in the table
+WITHOUT_FLOPS = (
+    "cast",
+    "copy",
+    "collective",
+)  # move data, though the operator that launches them may compute
 NUMBERED = 9  # dots that carry the number of their row
 DOTS = 60
 KINDS = ("gemm", "attention", "norm", "activation", "loss", "optimizer")  # with a color; the others share one
@@ -51,7 +56,7 @@ class Roofline:
 
 def roofline_of(account: StepAccount) -> Roofline | None:
     """The plot of an account; None where it holds no operators."""
-    rows = sorted(account.operators, key=lambda row: -row.ms)
+    rows = sorted(map(_own_work, account.operators), key=lambda row: -row.ms)
     if not rows:
         return None
     reference = account.reference
@@ -72,6 +77,17 @@ def roofline_of(account: StepAccount) -> Roofline | None:
         left_out=max(0, len(rows) - ROWS),
         said=f"{len(placed)} operators by FLOPs a byte and FLOP/s; the table below has their numbers.",
     )
+
+
+def _own_work(row: OperatorRow) -> OperatorRow:
+    """Without the FLOPs that belong to another kernel of the same operator.
+
+    A matrix product that clears its workspace first is two rows under one name, which a ledger may both
+    credit with the product: the memset of microseconds would stand thousands of times above the peak.
+    """
+    if row.kind not in WITHOUT_FLOPS or not row.flops:
+        return row
+    return replace(row, flops=None, flops_per_s=None, of_peak=None, bytes_per_s=None, of_bandwidth=None)
 
 
 def _intensity(row: OperatorRow) -> float:

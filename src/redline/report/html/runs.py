@@ -55,6 +55,11 @@ class RunData:
         return [line for found, line in absent if not found]
 
     @property
+    def device(self) -> str:
+        """The name of one of them; "" where nothing says so."""
+        return self.record.gpu or ("" if self.account is None else self.account.reference.device)
+
+    @property
     def devices(self) -> int | None:
         """How many devices trained together; None where nothing says so."""
         stated = number(self.summary.get("world_size"))
@@ -192,6 +197,8 @@ def facts_of_run(run: RunData) -> list[tuple[str, str]]:
     summary = run.summary
     hardware = mapping(summary.get("hardware"))
     rows = [("folder", str(run.folder)), ("outcome", str(summary.get("outcome") or "not ended"))]
+    if not hardware and run.device:
+        rows.append(("device: name", run.device))
     for name in ("steps", "consumed_samples", "consumed_tokens", "parameters", "skipped_steps", "world_size"):
         if (value := number(summary.get(name))) is not None:
             rows.append((name.replace("_", " "), f"{value:,.0f}"))

@@ -29,6 +29,14 @@ def plural(count: int, word: str) -> str:
     return f"{count:,} {word}{'' if count == 1 else 's'}"
 
 
+def points(share: float) -> str:
+    """A share in points with its sign: +1.5, -22.5; what rounds to nothing gets a second digit, or none."""
+    value = 100 * share
+    if abs(value) < 0.005:
+        return "0"
+    return f"{value:+.1f}" if abs(value) >= 0.05 else f"{value:+.2f}"
+
+
 def shown(value: float, digits: int = 4) -> str:
     """A number as people read it: 1,234,567 or 0.01234 or 1.2e-05."""
     if value and not 1e-4 <= abs(value) < 1e15:

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 from redline.doctor import CHECKS, Diagnosis, texts_of
 from redline.ledger import Loss, ModuleRow, StepAccount
+from redline.units import format_duration
 
 ACCOUNTS = ("kernels", "communication", "memory", "host", "unknown")
 PHASES = ("forward", "recompute", "backward", "optimizer")
+SLOWED = 0.05  # profiled steps this much longer than ordinary ones are said not to be like them
 RAN_AT = {"gemm": "matrix products", "attention": "attention"}  # with no peak to be below
 
 
@@ -73,10 +75,12 @@ class Waterfall:
 
     Attributes:
         known: whether there is a peak to count points of MFU against; else shares of the time.
+        step_ms: an ordinary step of the run, not profiled; None where the run had none.
     """
 
     known: bool
     account: StepAccount
+    step_ms: float | None
     bars: Sequence[Bar]
     segments: Sequence[Segment]
     regains: Sequence[Regain]
@@ -99,13 +103,37 @@ class Waterfall:
         return f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
 
     @property
+    def overhead(self) -> float | None:
+        """How much longer a profiled step took than an ordinary one, as a share of that."""
+        if self.account.overhead is not None or not self.step_ms:
+            return self.account.overhead
+        return self.account.wall_ms / self.step_ms - 1
+
+    @property
+    def caveat(self) -> str:
+        """What is to be known of profiled steps that are not like the others; "" where they are."""
+        if self.step_ms is None or self.overhead is None or self.overhead < SLOWED:
+            return ""
+        ideal_ms = self.account.ideal_ms
+        reached = f", an MFU of {ideal_ms / self.step_ms:.1%}" if ideal_ms is not None else ""
+        return (
+            f"Slowed steps: an ordinary one takes {format_duration(self.step_ms / 1e3)}{reached}. "
+            "The profiler delays the host, so part of what stands below as host, and as collectives that "
+            "wait for a delayed rank, is its own."
+        )
+
+    @property
     def said(self) -> str:
         """The whole bar in a sentence."""
         return ", ".join(f"{each.account} {each.share:.1%}" for each in self.segments)
 
 
-def waterfall_of(account: StepAccount, diagnosis: Diagnosis | None) -> Waterfall:
-    """Bars by account and size, the account's total, and the checks by what they could regain."""
+def waterfall_of(account: StepAccount, diagnosis: Diagnosis | None, step_s: float | None = None) -> Waterfall:
+    """Bars by account and size, the account's total, and the checks by what they could regain.
+
+    Args:
+        step_s: an ordinary step, for an account that was written before the run had a median.
+    """
     known = account.ideal_ms is not None
     ordered = sorted(
         (loss for loss in account.losses if loss.ms or loss.key == "unknown"),
@@ -114,6 +142,7 @@ def waterfall_of(account: StepAccount, diagnosis: Diagnosis | None) -> Waterfall
     return Waterfall(
         known=known,
         account=account,
+        step_ms=account.reference.step_ms or (None if step_s is None else 1e3 * step_s),
         bars=list(_bars(ordered, known)),
         segments=_segments(ordered, account),
         regains=_regains(ordered, known, diagnosis),
