@@ -344,7 +344,7 @@ def test_what_is_recorded_now_and_then_is_a_line(tmp_path: Path) -> None:
 def test_several_ranks(tmp_path: Path) -> None:
     page = page_of(make_run(tmp_path / "mine", ranks=4), price=1.0)
     assert "mean of 4 ranks" in page.one("section", id="waterfall").text
-    assert ["dp", "24.000", "36.000", "1", "+50%"] in [
+    assert ["exposed data-parallel collectives", "24.000", "36.000", "1", "+50%"] in [
         row for table in page.all("table") for row in table.rows()
     ]
     assert figures(page)["cost_per_billion"].numbers == [pytest.approx(1e9 / 36_000 / 3600)]

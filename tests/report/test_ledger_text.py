@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from redline.ledger import Reference, StepAccount
+from redline.ledger import Reference, Spread, StepAccount
 from redline.ledger.causes import make_losses
 from redline.report import print_account, waterfall_view
 from redline.report.ledger_text import waterfall_rows
@@ -49,6 +49,21 @@ def test_it_says_what_it_accounts_for() -> None:
     text = printed(waterfall_view(account(MS, overhead=0.031)))
     assert "where the time of steps 5-6 went (100 ms each, +3.1% under the profiler)" in text
     assert "RL012 RL101" in text
+
+
+def test_below_it_stand_the_uneven_rank_and_the_ordinary_step() -> None:
+    """Not in the eight lines, which they would break."""
+    uneven = (
+        Spread(key="wall", mean_ms=100.0, worst_ms=190.0, worst_rank=0, skew=0.9),
+        Spread(key="dp", mean_ms=4.0, worst_ms=7.0, worst_rank=1, skew=0.75),
+    )
+    slowed = account(MS, overhead=0.25, spread=uneven)
+    slowed["reference"]["step_ms"] = 80.0
+    assert len(waterfall_rows(slowed)) == 8 and waterfall_rows(slowed)[-1][1] == "MFU"
+    text = " ".join(printed(waterfall_view(slowed)).split())
+    assert "rank 1 has 3 ms more of" in text and "of dp than" not in text
+    assert "an ordinary step, of 80 ms, has an MFU of 68.1%" in text
+    assert "ordinary" not in printed(waterfall_view(account(MS, overhead=0.01)))
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])

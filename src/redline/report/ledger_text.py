@@ -17,13 +17,15 @@ from redline.units import format_count, format_flops_per_s
 
 LINES = 8
 OPERATORS = 20
+SLOWED = 0.05  # profiled steps this much longer than ordinary ones are said not to be like them
 RAN_AT = {"gemm": "matrix products", "attention": "attention"}  # with no peak to be below
 
 
 def waterfall_view(account: Mapping[str, Any]) -> Table:
-    """Eight lines: peak, the six largest losses or five and the rest, and what is left."""
+    """Eight lines: peak, the six largest losses or five and the rest, and what is left; then two remarks."""
     table = new_table(waterfall_title(account))
     table.show_header = False
+    table.caption, table.caption_justify = Text("; ".join(_remarks(account)), style="dim"), "left"
     table.add_column(justify="right", no_wrap=True)
     table.add_column(overflow="fold")
     table.add_column(no_wrap=True)
@@ -59,8 +61,7 @@ def waterfall_rows(account: Mapping[str, Any]) -> list[tuple[str, str, str, str,
         share, ms = sum(loss["share"] for loss in rest), sum(loss["ms"] for loss in rest)
         rows.append((_points(share), f"{len(rest)} smaller causes", "", _ms(ms), ""))
     if known:
-        spread = _skew(account.get("spread") or ())
-        rows.append((f"{account['mfu']:.1%}", "MFU" + spread, "", _ms(account["ideal_ms"]), ""))
+        rows.append((f"{account['mfu']:.1%}", "MFU", "", _ms(account["ideal_ms"]), ""))
     return rows
 
 
@@ -81,14 +82,17 @@ def _ends(steps: Sequence[int]) -> str:
     return str(steps[0]) if len(steps) == 1 else f"{steps[0]}-{steps[-1]}"
 
 
-def _skew(spread: Sequence[Mapping[str, Any]]) -> str:
-    """The cause in which the ranks differ by the most time."""
-    apart = [each for each in spread if each["key"] != "wall"]
+def _remarks(account: Mapping[str, Any]) -> Iterator[str]:
+    """In what the ranks differ most; what an ordinary step reaches, where it is faster."""
+    apart = [each for each in account.get("spread") or () if each["key"] != "wall"]
     worst = max(apart, key=lambda each: each["worst_ms"] - each["mean_ms"], default=None)
-    if worst is None or worst["worst_ms"] - worst["mean_ms"] <= 0:
-        return ""
-    more = worst["worst_ms"] - worst["mean_ms"]
-    return f"; rank {worst['worst_rank']} has {_ms(more)} more of {worst['key']} than the mean"
+    if worst is not None and (more := worst["worst_ms"] - worst["mean_ms"]) > 0:
+        causes = {loss["key"]: loss["cause"] for loss in account["losses"]}
+        named = causes.get(worst["key"], worst["key"])
+        yield f"rank {worst['worst_rank']} has {_ms(more)} more of {named} than the mean"
+    step_ms, ideal_ms = account["reference"].get("step_ms"), account["ideal_ms"]
+    if step_ms and ideal_ms is not None and (account.get("overhead") or 0.0) >= SLOWED:
+        yield f"an ordinary step, of {_ms(step_ms)}, has an MFU of {ideal_ms / step_ms:.1%}"
 
 
 def print_account(

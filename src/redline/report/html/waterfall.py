@@ -7,12 +7,11 @@ from dataclasses import dataclass
 
 from redline.doctor import CHECKS, Diagnosis, texts_of
 from redline.ledger import Loss, ModuleRow, StepAccount
+from redline.report.ledger_text import RAN_AT, SLOWED
 from redline.units import format_duration
 
 ACCOUNTS = ("kernels", "communication", "memory", "host", "unknown")
 PHASES = ("forward", "recompute", "backward", "optimizer")
-SLOWED = 0.05  # profiled steps this much longer than ordinary ones are said not to be like them
-RAN_AT = {"gemm": "matrix products", "attention": "attention"}  # with no peak to be below
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +100,13 @@ class Waterfall:
         if not steps:
             return "the profiled step"
         return f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Of the causes, and of the whole step, by key."""
+        return {"wall": "the whole step"} | {
+            loss.key: cause_of(loss, self.known) for loss in self.account.losses
+        }
 
     @property
     def overhead(self) -> float | None:
