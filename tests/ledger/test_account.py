@@ -1,9 +1,12 @@
 """Accounts of traces with known contents: who owns the time, what was useful, what it is blamed on."""
 
+import json
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from redline.errors import DataError
 from redline.ledger.account import Reference, read_account, write_account
 from redline.ledger.causes import CAUSES
 from redline.ledger.ranks import join_ranks
@@ -336,6 +339,24 @@ def test_an_account_is_read_as_it_was_written(tmp_path) -> None:
     joined = join_ranks([of_rank(0, 100, tmp_path), of_rank(1, 300, tmp_path)])
     write_account(tmp_path / "ledger.json", joined)
     assert read_account(tmp_path / "ledger.json") == joined
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("wall_ms", "long", "wall_ms is 'long'"),
+        ("mfu", [], "mfu is \\[\\]"),
+        ("losses", [{"key": 3}], "mends. is missing"),
+        ("operators", [3], "int"),
+        ("reference", {"colour": "red"}, "colour"),
+        ("version", 99, "version is 99"),
+    ],
+)
+def test_a_changed_account_is_refused_with_what_is_wrong(tmp_path, key, value, says) -> None:
+    document = of_rank(0, 100, tmp_path).as_dict() | {key: value}
+    (tmp_path / "ledger.json").write_text(json.dumps(document))
+    with pytest.raises(DataError, match=says):
+        read_account(tmp_path / "ledger.json")
 
 
 def test_every_cause_belongs_to_an_account() -> None:

@@ -79,16 +79,23 @@ def main(argv: Sequence[str]) -> int:
 
 def _account(paths: Sequence[Path], stated: Reference, gpu: str | None, words: Sequence[str]) -> StepAccount:
     says_nothing = stated.peak_flops_per_s is None and stated.model_flops is None and not gpu and not words
+    if len(paths) == 1 and paths[0].name == LEDGER_FILE and says_nothing:
+        return read_account(paths[0])
     if len(paths) == 1 and paths[0].is_dir():
         found = paths[0] / LEDGER_FILE
         if found.exists() and says_nothing:
             return read_account(found)
         paths = traces_in(paths[0])
-    accounts = []
-    for path in paths:
-        trace = read_trace(path)
-        accounts.append(take_account(trace, _reference(trace, stated, gpu, words)))
-    return join_ranks(accounts)
+    if folder := next((path for path in paths if path.is_dir()), None):
+        raise UsageError(
+            f"redline ledger: {folder} is a folder among {len(paths)} paths.",
+            why="several paths are the traces of one job's ranks.",
+            mend="name one run's folder alone, or traces only; `redline report A B` compares runs.",
+        )
+    traces = [read_trace(path) for path in paths]
+    if len({trace.rank for trace in traces}) < len(traces):  # they do not say: in the order given
+        traces = [replace(trace, rank=rank) for rank, trace in enumerate(traces)]
+    return join_ranks([take_account(trace, _reference(trace, stated, gpu, words)) for trace in traces])
 
 
 def traces_in(folder: Path) -> list[Path]:
@@ -113,6 +120,11 @@ def _reference(trace: Trace, stated: Reference, gpu: str | None, words: Sequence
     if hardware is not None:
         peak = hardware.peak(stated.dtype)
         reference = replace(reference, bandwidth_bytes_per_s=hardware.bandwidth_bytes_per_s)
+        if gpu and peak is None and stated.peak_flops_per_s is None:
+            raise UsageError(
+                f"--dtype {stated.dtype}: the data sheet of {hardware.name} has no such rate.",
+                mend=f"take one of {', '.join(hardware.peak_flops)}, or state its FLOP/s with --peak.",
+            )
         if stated.peak_flops_per_s is None and peak is not None:
             reference = replace(reference, peak_flops_per_s=peak, peak_source=hardware.peak_source)
     if words and stated.model_flops is None:

@@ -43,7 +43,7 @@ def gemm_sizes(name: str, dims: Dims) -> tuple[int, int, int, int] | None:
     if places is None or len(dims) <= places[1]:
         return None
     left, right = dims[places[0]], dims[places[1]]
-    if len(left) < 2 or len(right) < 2:
+    if len(left) < 2 or len(right) < 2 or not all(isinstance(size, int) for size in (*left, *right)):
         return None
     if name in _TRANSPOSED:
         return 1, prod(left[:-1]), right[0], left[-1]

@@ -9,10 +9,10 @@ same, key by key, as `ledger.json`.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from redline.errors import DataError, TrainingError
 from redline.files import os_errors_as, write_json_atomic
@@ -20,6 +20,11 @@ from redline.ledger.metrics import finite
 
 VERSION = 1
 LEDGER_FILE = "ledger.json"
+_PLAIN: dict[str, tuple[type, ...]] = {
+    "float": (int, float), "float | None": (int, float, type(None)), "int": (int,), "str": (str,),
+    "int | None": (int, type(None)), "Account": (str,),
+}  # fmt: skip
+Row = TypeVar("Row")
 Account = Literal["kernels", "communication", "memory", "host", "unknown"]
 
 
@@ -206,29 +211,44 @@ def read_account(path: Path) -> StepAccount:
         if document["version"] != VERSION:
             raise ValueError(f"its version is {document['version']}, not {VERSION}")
         return _account(document)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
+        what = f"{exc} is missing" if isinstance(exc, KeyError) else str(exc)
         raise DataError(
-            f"{path} is no account of the ledger: {exc}.",
+            f"{path} is no account of the ledger: {what}.",
             why="a run writes it after its profiled steps, and `redline ledger` from a trace.",
             mend="name a run's folder that holds a trace, or make one with --profile-ledger.",
         ) from exc
 
 
 def _account(document: dict[str, Any]) -> StepAccount:
+    _check(StepAccount, document)
     return StepAccount(
-        reference=Reference(**document["reference"]),
+        reference=_made(Reference, document["reference"]),
         steps=tuple(document["steps"]),
         wall_ms=document["wall_ms"],
         ideal_ms=document["ideal_ms"],
         mfu=document["mfu"],
         losses=_losses(document),
-        operators=tuple(OperatorRow(**each) for each in document["operators"]),
-        modules=tuple(ModuleRow(**each) for each in document["modules"]),
-        ranks=tuple(RankAccount(**{**each, "losses": _losses(each)}) for each in document["ranks"]),
-        spread=tuple(Spread(**each) for each in document["spread"]),
+        operators=tuple(_made(OperatorRow, each) for each in document["operators"]),
+        modules=tuple(_made(ModuleRow, each) for each in document["modules"]),
+        ranks=tuple(_made(RankAccount, {**each, "losses": _losses(each)}) for each in document["ranks"]),
+        spread=tuple(_made(Spread, each) for each in document["spread"]),
         overhead=document["overhead"],
     )
 
 
 def _losses(values: Mapping[str, Any]) -> tuple[Loss, ...]:
-    return tuple(Loss(**{**each, "mends": tuple(each["mends"])}) for each in values["losses"])
+    return tuple(_made(Loss, {**each, "mends": tuple(each["mends"])}) for each in values["losses"])
+
+
+def _made(kind: Callable[..., Row], values: Mapping[str, Any]) -> Row:
+    _check(kind, values)
+    return kind(**values)
+
+
+def _check(kind: Any, values: Mapping[str, Any]) -> None:
+    """Raises ValueError where a number or a text of the document is something else."""
+    for each in fields(kind):
+        expected = _PLAIN.get(str(each.type))
+        if expected and each.name in values and not isinstance(values[each.name], expected):
+            raise ValueError(f"its {each.name} is {values[each.name]!r}")

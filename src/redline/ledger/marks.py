@@ -22,6 +22,8 @@ from redline.ledger.trace import MODULE_CALL
 PREFIX = "redline:"
 Key = Literal["step", "phase", "layer", "module", "region", "host"]
 
+NUMBERED = ("step", "layer")
+
 # Marks that PyTorch itself and common trainers write.
 _FOREIGN: tuple[tuple[re.Pattern[str], Key, str], ...] = (
     (re.compile(r"ProfilerStep#(\d+)"), "step", r"\1"),
@@ -42,6 +44,8 @@ def read_mark(name: str) -> tuple[Key, str] | None:
     """(key, value) of a region's name, None for a name that says nothing."""
     if name.startswith(PREFIX):
         key, _, value = name[len(PREFIX) :].partition("=")
+        if key in NUMBERED and not value.isdecimal():
+            return None
         return key, value  # type: ignore[return-value]
     for pattern, key, value in _FOREIGN:
         if found := pattern.fullmatch(name):

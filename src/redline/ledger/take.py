@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from redline.errors import DataError
 from redline.ledger.account import RankAccount, Reference, StepAccount
 from redline.ledger.causes import make_losses
 from redline.ledger.idle import evidence
@@ -29,9 +30,17 @@ def take_account(trace: Trace, reference: Reference) -> StepAccount:
     Args:
         reference: what is known of the step. Model FLOPs that are not are taken from the shapes of the
             trace's operators, where it has them.
+
+    Raises: DataError when the trace holds no step that takes time.
     """
     where = locate(trace)
     window = _window(trace, where)
+    if window.end <= window.start:
+        raise DataError(
+            f"{trace.source} holds no step that takes time.",
+            why="its marks or events end where they begin.",
+            mend="profile at least one whole step.",
+        )
     owned, host = _device_time(trace, where, window) if trace.device else _host_time(where, window)
     reference = _with_flops(reference, owned, window.count, where)
     time = Counter(host)

@@ -24,6 +24,8 @@ from redline.errors import DataError
 PIECE_BYTES = 8 << 20
 EVENT_END = b"\n  },"  # how the profiler closes an event; what it nests is indented deeper
 GZIP_MAGIC = b"\x1f\x8b"
+LONGEST = 1 << 40  # dimension of a tensor
+LATEST = 1 << 62  # nanoseconds that numpy can add up; the profiler counts from 1970
 
 # Categories of the events that run on a device, and of those that a host thread spends time in.
 KERNEL, COPY, FILL = "kernel", "gpu_memcpy", "gpu_memset"
@@ -114,22 +116,26 @@ def parse_trace(content: bytes, path: Path) -> Trace:
     with _no_collection():
         try:
             reader, facts = _decode(content)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
+            spread = facts.get("distributedInfo") or {}
+            cards = facts.get("deviceProperties") or []
+            rank, world_size = int(spread.get("rank", 0)), max(1, int(spread.get("world_size", 1)))
+            name = str(cards[0].get("name", "")) if reader.device and cards else ""
+        except KeyError as exc:
+            raise _no_trace(path, f"it does not read as one: {exc} is missing.") from exc
+        except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as exc:
             raise _no_trace(path, f"it does not read as one: {exc}.") from exc
-    if not reader.host and not reader.device:
-        raise _no_trace(path, "it holds no operator, mark or kernel.")
+    if not any(event.end > event.start for events in (reader.host, reader.device) for event in events):
+        raise _no_trace(path, "it holds no operator, mark or kernel that takes time.")
     reader.host.sort(key=lambda event: (event.start, -event.end))
     reader.device.sort(key=lambda event: (event.start, event.end))
-    spread = facts.get("distributedInfo") or {}
-    cards = facts.get("deviceProperties") or []
     return Trace(
         host=reader.host,
         device=reader.device,
         device_marks=reader.device_marks,
         forward_of=reader.forward_of,
-        rank=int(spread.get("rank", 0)),
-        world_size=int(spread.get("world_size", 1)),
-        device_name=str(cards[0].get("name", "")) if reader.device and cards else "",
+        rank=rank,
+        world_size=world_size,
+        device_name=name,
         source=str(path),
     )
 
@@ -208,28 +214,28 @@ class _Reader:
 
     def _host(self, event: dict[str, Any], category: str) -> HostEvent:
         args = event.get("args") or {}
-        start = round(event["ts"] * 1000)
+        start, end = _times(event)
         sequence = args.get("Sequence number")
         return HostEvent(
             start,
-            start + round(event["dur"] * 1000),
+            end,
             self._name(event),
             category,
             self._thread(event),
             int(args.get("correlation", 0)) if category in RUNTIME_CATEGORIES else 0,
             -1 if sequence is None else int(sequence),
             int(args.get("Fwd thread id") or 0) != 0,
-            tuple(args.get("Input Dims") or ()),
-            tuple(args.get("Input type") or ()),
+            tuple(map(_shape, args.get("Input Dims") or ())),
+            tuple(map(str, args.get("Input type") or ())),
             args if "Collective name" in args else None,
         )
 
     def _device(self, event: dict[str, Any], category: str) -> DeviceEvent:
         args = event.get("args") or {}
-        start = round(event["ts"] * 1000)
+        start, end = _times(event)
         return DeviceEvent(
             start,
-            start + round(event["dur"] * 1000),
+            end,
             self._name(event),
             category,
             _whole(args.get("stream", event.get("tid", 0))),
@@ -243,10 +249,27 @@ class _Reader:
         return self._names.setdefault(name, name)
 
 
+def _times(event: Mapping[str, Any]) -> tuple[int, int]:
+    """(start, end) in nanoseconds; a clock that ran backwards leaves a negative duration, which is none."""
+    start = round(event["ts"] * 1000)
+    end = start + max(0, round(event["dur"] * 1000))
+    if max(-start, end) > LATEST:
+        raise ValueError(f"an event lasts from {start:.3g} to {end:.3g} ns")
+    return start, end
+
+
+def _shape(value: Any) -> list[Any]:
+    """The sizes of a tensor, or of a list of them; anything else has none."""
+    if not isinstance(value, list):
+        return []
+    known = all(isinstance(size, list) or (isinstance(size, int) and 0 <= size < LONGEST) for size in value)
+    return value if known else []
+
+
 def _whole(value: Any) -> int:
     try:
         return int(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return 0
 
 
