@@ -1,19 +1,23 @@
 """The ledger against other measurements of the same steps, on one GPU. Called by gpu_ledger.sh.
 
 For the 8-layer 8B shape: what the account leaves unknown; its GEMM time against CUDA events around every
-product of other steps; what profiling costs the other steps; and faults put in on purpose, each against the
-time it adds to the unprofiled steps. Prints one line a finding and writes one JSON document.
+product of other steps; what profiling costs the other steps; and faults put in on purpose. What the account
+says of a fault is held against three sizes of it: what it adds to the wall time of the profiled steps, which
+the account is of (the verdict); to that of the other steps, where a launch costs less; and, where that can be
+known, its own time alone, since a card that is short of power runs other kernels faster or slower beside it.
+Prints one line a finding and writes one JSON document.
 """
 
 from __future__ import annotations
 
 import gc
 import json
+import os
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,6 +26,7 @@ from unittest import mock
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from redline.bench.record import provenance
 from redline.config import Environment, parse_args
 from redline.data import Source
 from redline.ledger import StepAccount, open_ledger, read_metrics
@@ -130,23 +135,53 @@ def synchronising(run: OpenRun) -> Iterator[None]:
             hook.remove()
 
 
+def activations_ms(run: OpenRun, repeats: int = 20) -> float:
+    """Milliseconds of a step's activations by themselves, forward and backward, by CUDA events."""
+    mlp, length = run.state.model.layers[0].mlp, run.config.train.seq_length
+    sizes = length, run.config.train.micro_batch_size
+    kind: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16}
+    y_SBF = torch.randn(*sizes, mlp.shape.fc1_size, requires_grad=True, **kind)
+    grad_SBF = torch.randn(*sizes, mlp.shape.ffn, **kind)
+    times = []
+    for _ in range(repeats):
+        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        before.record()
+        torch.autograd.grad(mlp.activation(y_SBF), y_SBF, grad_SBF)
+        after.record()
+        times.append((before, after))
+    torch.cuda.synchronize()
+    once = statistics.median(before.elapsed_time(after) for before, after in times[repeats // 2 :])
+    return once * len(run.state.model.layers) * run.plan.batch.num_microbatches(run.state.consumed_samples)
+
+
 def fault(
-    name: str, cause: str, base: tuple[list[float], StepAccount], slow: tuple[list[float], Any]
-) -> dict:
-    """What the ledger says the fault costs, against the time that it adds to the unprofiled steps."""
-    added = 1e3 * (statistics.median(slow[0]) - statistics.median(base[0]))
+    name: str,
+    cause: str,
+    base: tuple[list[float], StepAccount],
+    slow: tuple[list[float], Any],
+    alone_ms: float | None = None,
+) -> dict[str, Any]:
+    """What the ledger says the fault costs, against what it adds to profiled steps, to others, and alone."""
     said = slow[1].loss_ms(cause) - base[1].loss_ms(cause)
-    grown = max(slow[1].losses, key=lambda loss: loss.ms - base[1].loss_ms(loss.key)).key
-    found = {"fault": name, "cause": cause, "added_ms": added, "ledger_ms": said, "ratio": said / added,
-             "grew_most": grown, "holds": grown == cause and abs(said / added - 1) <= 0.1}  # fmt: skip
+    added = {
+        "profiled_steps": slow[1].wall_ms - base[1].wall_ms,
+        "other_steps": 1e3 * (statistics.median(slow[0]) - statistics.median(base[0])),
+        "alone": alone_ms,
+    }
+    ratios = {size: said / ms for size, ms in added.items() if ms}
+    changes = {loss.key: loss.ms - base[1].loss_ms(loss.key) for loss in slow[1].losses}
+    grown = max(changes, key=lambda key: changes[key])
+    found = {"fault": name, "cause": cause, "ledger_ms": said, "added_ms": added, "ratio": ratios,
+             "grew_most": grown, "changes_ms": {key: ms for key, ms in changes.items() if abs(ms) >= 0.1},
+             "holds": grown == cause and abs(ratios["profiled_steps"] - 1) <= 0.1}  # fmt: skip
     print(json.dumps(found), flush=True)
     return found
 
 
-def reopened(words: str, shape: str) -> tuple[list[float], StepAccount | None]:
+def reopened(words: str, shape: str) -> OpenRun:
     gc.collect()
     torch.cuda.empty_cache()
-    return steps_of(opened(words, shape))
+    return opened(words, shape)
 
 
 def measure(shape: str) -> dict[str, Any]:
@@ -160,8 +195,7 @@ def measure(shape: str) -> dict[str, Any]:
     by_ledger = sum(row.ms for row in account.operators if row.kind == "gemm")
     found: dict[str, Any] = {
         "case": "ledger",
-        "card": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
+        **provenance("cuda", os.environ.get("COMMIT")),
         "shape": shape,
         "account": account.as_dict() | {"operators": account.as_dict()["operators"][:40]},
         "sums_off_by": abs(total / account.wall_ms - 1),
@@ -176,18 +210,19 @@ def measure(shape: str) -> dict[str, Any]:
     print(json.dumps({key: found[key] for key in found if key not in ("account", "shape")}), flush=True)
     for loss in account.losses:
         print(f"  {loss.key:16} {loss.ms:9.3f} ms {loss.share:7.2%}", flush=True)
+    num_microbatches = run.plan.batch.num_microbatches(run.state.consumed_samples)
     with slow_loader():
         slow = steps_of(run)
-    faults = [fault("a sleep in the data loader", "data", base, slow)]
+    faults = [fault("a sleep in the data loader", "data", base, slow, 1e3 * SLEEP_S * num_microbatches)]
     with synchronising(run):
         faults.append(fault("a synchronisation each layer", "synchronisation", base, steps_of(run)))
-    del run, slow
+    fused_ms = activations_ms(run)
+    del run
     full = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
-    changed: list[tuple[str, str, Callable[[], Any]]] = [
-        ("full recompute", "recompute", lambda: reopened(full, shape)),
-        ("an activation that is not fused", "activation", lambda: reopened("--no-bias-swiglu-fusion", shape)),
-    ]
-    faults += [fault(name, cause, base, make()) for name, cause, make in changed]
+    faults.append(fault("full recompute", "recompute", base, steps_of(reopened(full, shape))))
+    run = reopened("--no-bias-swiglu-fusion", shape)
+    slow, alone_ms = steps_of(run), activations_ms(run) - fused_ms
+    faults.append(fault("an activation that is not fused", "activation", base, slow, alone_ms))
     return found | {"faults": faults}
 
 

@@ -56,6 +56,16 @@ def test_profiling_changes_no_bit_and_leaves_an_account(train: Any) -> None:
     json.loads(gzip.decompress((watched.folder / "trace-rank0-step4-5.json.gz").read_bytes()))
 
 
+def test_little_stays_unknown(train: Any) -> None:
+    """A busy machine may take the processor away between two regions, not in each of three runs."""
+    wide = "--profile-ledger --hidden-size 256 --ffn-hidden-size 512 --train-iters 4 --eval-iters 0"
+    shares = []
+    while len(shares) < 3 and min(shares, default=1.0) > 0.02:
+        found = account_of(train(f"run{len(shares)}", wide))
+        shares.append(found.loss_ms("unknown") / found.wall_ms)
+    assert min(shares) <= 0.02, shares
+
+
 def test_every_product_of_the_model_is_found_with_its_flops_layer_module_and_role(train: Any) -> None:
     run = train("run", "--profile-ledger")
     found = account_of(run)
@@ -159,25 +169,25 @@ def test_an_operator_that_is_not_fused_shows_as_the_activation(
     import torch.nn.functional as F
 
     gelu, spent = F.gelu, []
+    x_held, y_held = torch.ones(1 << 23), torch.ones(1 << 23)
 
     def slow(x: torch.Tensor, **form: Any) -> torch.Tensor:
+        """Beside its own work long operators, in memory that is there: what the clock sees is all theirs."""
         started = time.perf_counter()
-        for _ in range(40):
-            y = gelu(x, **form)
+        for _ in range(3):
+            torch._C._nn.gelu(x_held, out=y_held)
         spent.append(time.perf_counter() - started)
-        return y
+        return gelu(x, **form)
 
-    big = "--hidden-size 128 --ffn-hidden-size 2048 --seq-length 128 --activation-func gelu --train-iters 4"
-    big += " --eval-iters 0"
+    big = "--activation-func gelu --train-iters 4 --eval-iters 0"
     plain = account_of(train("plain", f"--profile-ledger {big}"))
     monkeypatch.setattr("redline.model.local._CURVES", {"gelu": slow})
     found = account_of(train("slow", f"--profile-ledger {big}"))
     extra = found.loss_ms("activation") - plain.loss_ms("activation")
-    wanted = 1e3 * sum(spent[4:12]) / 2 * 39 / 40  # steps 2 and 3 of 4: two microbatches, two layers
+    wanted = 1e3 * sum(spent[4:12]) / 2  # steps 2 and 3 of 4: two microbatches, two layers
     grown = {each.key: each.ms - plain.loss_ms(each.key) for each in found.losses}
     assert max(grown, key=lambda key: grown[key]) == "activation"
-    # Between the calls is Python, where a busy machine interrupts it: that is no part of the activation.
-    assert 0.3 * wanted < extra <= 1.02 * wanted
+    assert extra == pytest.approx(wanted, rel=0.1)
 
 
 def test_a_fall_of_throughput_is_reported_with_its_cause(train: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,6 +243,12 @@ def test_the_command_reads_a_run_and_its_trace_alike(train: Any, redline: Any) -
     run = train("run", "--profile-ledger")
     code, text, _ = redline(f"ledger {run.folder}")
     assert code == 0 and "launch gaps" in text and "aten::mm" in text
+    assert redline(f"ledger {run.folder / 'ledger.json'}") == (0, text, "")
+    trace = run.folder / "trace-rank0-step4-5.json.gz"
+    code, _, err = redline(f"ledger {trace} --gpu h200 --dtype int3")
+    assert code == 2 and "--dtype int3" in err
+    code, text, _ = redline(f"ledger {trace} {trace} --json")  # both say rank 0: taken as ranks 0 and 1
+    assert code == 0 and [rank["rank"] for rank in json.loads(text)["ranks"]] == [0, 1]
     code, text, _ = redline(f"ledger {run.folder / 'trace-rank0-step4-5.json.gz'} --peak 1e11 --json")
     again, found = json.loads(text), account_of(run)
     assert code == 0 and again["wall_ms"] == found.wall_ms
@@ -245,6 +261,7 @@ def test_the_command_reads_a_run_and_its_trace_alike(train: Any, redline: Any) -
         ("ledger", 2, "no trace is named"),
         ("ledger none.json", 1, "cannot read none.json"),
         ("ledger .", 1, "holds no trace"),
+        ("ledger . .", 2, "is a folder among 2 paths"),
         ("ledger x.json --peak -3", 2, "--peak"),
         ("ledger x.json --gpu abacus", 1, "cannot read"),
         ("ledger x.json --operatorz 3", 1, "cannot read"),

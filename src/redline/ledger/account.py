@@ -167,7 +167,8 @@ class StepAccount:
         wall_ms, ideal_ms, mfu, losses, operators, modules: means over the ranks; ms and calls are per step.
         ranks: each rank's own waterfall.
         spread: of the wall time ("wall"), and of each cause.
-        overhead: how much longer the profiled steps took than the median of the others; None if not known.
+        overhead: how much longer the profiled steps took than the median of the others, what is done after
+            a step left out; None if not known.
     """
 
     reference: Reference

@@ -73,10 +73,3 @@ class RunStatistics:
             value for value, profiled in zip(values[at:], self._profiled[at:], strict=True) if not profiled
         ]
         return settled or plain or list(values)
-
-    @property
-    def profiled_time_s(self) -> float | None:
-        """Mean wall time of the profiled steps after the warm-up."""
-        at = self.warmup_steps
-        times = [time for time, own in zip(self._times_s[at:], self._profiled[at:], strict=True) if own]
-        return sum(times) / len(times) if times else None

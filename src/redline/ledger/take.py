@@ -15,12 +15,13 @@ from redline.ledger.idle import evidence
 from redline.ledger.marks import PREFIX, read_mark
 from redline.ledger.places import Where, locate
 from redline.ledger.tables import Owned, module_rows, operator_rows, recorded_flops
-from redline.ledger.timeline import NOBODY, Layer, cut, layer, nested
+from redline.ledger.timeline import NOBODY, Ints, Layer, cut, layer, nested
 from redline.ledger.trace import Trace
 from redline.ledger.work import Work, device_work, host_work
 
 LAYERS = ("compute", "copy", "collective")
 NS_PER_MS = 1e6
+EDGES = ("start", "end")
 GLOO = "gloo:"  # how torch.distributed names what runs on its CPU threads
 
 
@@ -120,7 +121,7 @@ def _layer_of(work: Sequence[Work], name: str) -> Layer:
 def _host_time(where: Where, window: Window) -> tuple[list[Owned], dict[str, int]]:
     """On a CPU an instant belongs to the innermost event of the thread that steps.
 
-    Where that is no operator and a collective runs on a thread of gloo's, it is waiting for it.
+    Where that is no operator, and a collective on a thread of gloo's ends meanwhile, it was a wait for it.
     """
     events = where.events
     mine = [index for index, event in enumerate(events) if event.thread == window.thread]
@@ -128,12 +129,10 @@ def _host_time(where: Where, window: Window) -> tuple[list[Owned], dict[str, int
     work = host_work([*mine, *gloo], where)
     stack = nested([events[index].start for index in mine], [events[index].end for index in mine])
     works = np.asarray([bool(work[at].layer) for at in stack.owners], bool)
-    collectives = layer(
-        [events[index].start for index in gloo],
-        [events[index].end for index in gloo],
-        range(len(mine), len(work)),
-    )
-    pieces = cut(window.start, window.end, [stack.where(works), collectives, stack.where(~works)])
+    operators = stack.where(works)
+    starts, ends = (np.asarray([getattr(events[index], edge) for index in gloo], np.int64) for edge in EDGES)
+    waits = layer(_since_last(operators, starts, ends), ends, range(len(mine), len(work)))
+    pieces = cut(window.start, window.end, [operators, waits, stack.where(~works)])
     host: Counter[str] = Counter(unknown=int(pieces.lengths[pieces.layers == NOBODY].sum()))
     owned = []
     for index in range(3):
@@ -144,6 +143,17 @@ def _host_time(where: Where, window: Window) -> tuple[list[Owned], dict[str, int
             else:
                 host[work[at].cause] += int(times[at])
     return owned, dict(host)
+
+
+def _since_last(operators: Layer, starts: Ints, ends: Ints) -> Ints:
+    """Where each span of another thread was waited for: from the last operator's end to its own, if at all.
+
+    A span that ends while an operator runs was not waited for: its own end, an empty span.
+    """
+    if not len(operators.starts):
+        return starts
+    at = np.searchsorted(operators.starts, ends) - 1
+    return np.where(at < 0, starts, np.clip(operators.ends[at], starts, ends))
 
 
 def _with_flops(reference: Reference, owned: Sequence[Owned], count: int, where: Where) -> Reference:

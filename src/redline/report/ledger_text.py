@@ -71,7 +71,7 @@ def _peak_row(reference: Mapping[str, Any]) -> tuple[str, str, str, str, str]:
 
 
 def _points(share: float) -> str:
-    return f"{-100 * share:+.1f}"
+    return f"{-100 * share:+.1f}" if round(100 * share, 1) else "0.0"
 
 
 def _ms(ms: float) -> str:

@@ -28,6 +28,11 @@ from redline.step.profile import Captured, NsightCapture, StepProfiler, TorchCap
 FIRST = WARMUP_STEPS + 2  # the step before it warms the tracer up
 STEPS = 2
 MANY_MICROBATCHES = 8  # from which one step shows enough
+AFTER_STEP = (
+    "logging",
+    "checkpoint",
+    "evaluation",
+)  # in a step's account, not in its recorded time
 GZIP_LEVEL = 1  # a trace shrinks to a tenth at once; more takes ten times as long
 
 
@@ -69,12 +74,13 @@ class Profiling:
         """At the end of the run: say in the account what the median of its other steps was."""
         if self.account is None or self._ledger is None:
             return
-        statistics = self._ledger.statistics
-        step_s, profiled_s = statistics.step_time_s, statistics.profiled_time_s
+        step_s = self._ledger.statistics.step_time_s
+        step_ms = None if step_s is None else 1e3 * step_s
+        took_ms = self.account.wall_ms - sum(map(self.account.loss_ms, AFTER_STEP))
         self.account = replace(
             self.account,
-            reference=replace(self.account.reference, step_ms=None if step_s is None else 1e3 * step_s),
-            overhead=None if step_s is None or profiled_s is None else profiled_s / step_s - 1,
+            reference=replace(self.account.reference, step_ms=step_ms),
+            overhead=None if step_ms is None else took_ms / step_ms - 1,
         )
         write_account(self.folder.ledger, self.account)
 
