@@ -94,15 +94,17 @@ def watched(folder: Path, delay_s: float, busy_s: float = 0.0, **values: Any) ->
     return Watched(account.ranks[0], 1e3 * waited_s / 2, 1e3 * reducing_s / 2, count)
 
 
-def grew_most(found: Watched, before: Watched) -> str:
-    return max(found.account.losses, key=lambda loss: loss.ms - before.account.loss_ms(loss.key)).key
+def most_idle(found: Watched) -> str:
+    """The greatest cause of time without work."""
+    idle = [loss for loss in found.account.losses if loss.account != "kernels"]
+    return max(idle, key=lambda loss: loss.ms).key
 
 
 def test_blocking_collectives_are_named_with_their_time(tmp_path: Path) -> None:
     hidden = watched(tmp_path / "hidden", 0.25, 0.35)
     blocking = watched(tmp_path / "blocking", 0.25, 0.35, overlap_grad_reduce=False)
-    assert hidden.reducing_ms < 50 < 200 <= blocking.reducing_ms
-    assert grew_most(blocking, hidden) == "collective"
+    assert hidden.reducing_ms < 200 <= blocking.reducing_ms
+    assert most_idle(blocking) == "collective"
     assert blocking.collectives_ms == pytest.approx(blocking.waited_ms, rel=0.1)
 
 
@@ -111,5 +113,5 @@ def test_tiny_buckets_are_named_with_their_time(tmp_path: Path) -> None:
     tiny = watched(tmp_path / "tiny", 0.03, overlap_grad_reduce=False, ddp_bucket_size=100)
     more_ms = 30 * (tiny.buckets - whole.buckets)
     assert more_ms >= 300 and tiny.reducing_ms >= 0.9 * more_ms
-    assert grew_most(tiny, whole) == "collective"
+    assert most_idle(tiny) == "collective"
     assert tiny.collectives_ms == pytest.approx(tiny.waited_ms, rel=0.1)

@@ -248,18 +248,22 @@ def test_operators_against_their_limits(tmp_path) -> None:
     assert mul.of_bandwidth == pytest.approx(3 * 4 * 1024**2 / 1e-5 / 4.8e12) and mul.limit == "memory"
 
 
-def test_on_a_cpu_a_collective_that_outlives_a_gap_was_not_waited_for_in_it(tmp_path) -> None:
+def test_on_a_cpu_a_gap_is_a_wait_for_a_collective_that_ends_with_it(tmp_path) -> None:
     made = TraceFile(device="")
-    made.mark("redline:step=5", 0, 1000)
-    made.mark("redline:phase=backward", 0, 1000)
-    for start in (0, 300, 600):
-        made.op("aten::mm", start, 200)
-    made.op("gloo:all_reduce", 100, 650, thread=AUTOGRAD)  # sent in the first, done in the last: hidden
-    made.op("gloo:all_reduce", 750, 200, thread=AUTOGRAD)  # done when nothing runs since 800: 150 exposed
+    made.mark("redline:step=5", 0, 100e3)
+    made.mark("redline:phase=backward", 0, 100e3)
+    for start in (0, 30e3, 60e3):
+        made.op("aten::mm", start, 20e3)
+    made.op("gloo:all_reduce", 10e3, 65e3, thread=AUTOGRAD)  # ends beside the last product: hidden
+    made.op("gloo:all_reduce", 75e3, 20e3, thread=AUTOGRAD)  # ends when nothing runs since 80 ms: 15 exposed
     found = account(made, tmp_path, Reference())
-    assert found.loss_ms("gemm") == 0.6
-    assert found.loss_ms("collective") == pytest.approx(0.15)
-    assert found.loss_ms("launch") == pytest.approx(0.25)
+    assert found.loss_ms("gemm") == 60
+    assert found.loss_ms("collective") == pytest.approx(15)
+    assert found.loss_ms("launch") == pytest.approx(25)
+
+    made.op("gloo:all_reduce", 45e3, 15.5e3, thread=AUTOGRAD)  # who waited went on half a ms before it ended
+    found = account(made, tmp_path, Reference())
+    assert found.loss_ms("collective") == pytest.approx(25)
 
 
 def test_several_steps_are_averaged_and_foreign_marks_on_the_device_are_the_window(tmp_path) -> None:

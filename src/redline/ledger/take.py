@@ -15,13 +15,13 @@ from redline.ledger.idle import evidence
 from redline.ledger.marks import PREFIX, read_mark
 from redline.ledger.places import Where, locate
 from redline.ledger.tables import Owned, module_rows, operator_rows, recorded_flops
-from redline.ledger.timeline import NOBODY, Ints, Layer, cut, layer, nested
+from redline.ledger.timeline import NOBODY, Layer, cut, layer, nested
 from redline.ledger.trace import Trace
 from redline.ledger.work import Work, device_work, host_work
 
 LAYERS = ("compute", "copy", "collective")
 NS_PER_MS = 1e6
-EDGES = ("start", "end")
+WAKING_NS = 1_000_000
 GLOO = "gloo:"  # how torch.distributed names what runs on its CPU threads
 
 
@@ -130,8 +130,7 @@ def _host_time(where: Where, window: Window) -> tuple[list[Owned], dict[str, int
     stack = nested([events[index].start for index in mine], [events[index].end for index in mine])
     works = np.asarray([bool(work[at].layer) for at in stack.owners], bool)
     operators = stack.where(works)
-    starts, ends = (np.asarray([getattr(events[index], edge) for index in gloo], np.int64) for edge in EDGES)
-    waits = layer(_since_last(operators, starts, ends), ends, range(len(mine), len(work)))
+    waits = _waits(operators, [(events[index].start, events[index].end) for index in gloo], len(mine))
     pieces = cut(window.start, window.end, [operators, waits, stack.where(~works)])
     host: Counter[str] = Counter(unknown=int(pieces.lengths[pieces.layers == NOBODY].sum()))
     owned = []
@@ -145,15 +144,27 @@ def _host_time(where: Where, window: Window) -> tuple[list[Owned], dict[str, int
     return owned, dict(host)
 
 
-def _since_last(operators: Layer, starts: Ints, ends: Ints) -> Ints:
-    """Where each span of another thread was waited for: from the last operator's end to its own, if at all.
+def _waits(operators: Layer, spans: Sequence[tuple[int, int]], first: int) -> Layer:
+    """Where the stepping thread waited for spans of another, numbered from `first`: the gap each ends in.
 
-    A span that ends while an operator runs was not waited for: its own end, an empty span.
+    The other thread notes its end after it has woken who waits, so a gap that ends a little before counts.
     """
-    if not len(operators.starts):
-        return starts
-    at = np.searchsorted(operators.starts, ends) - 1
-    return np.where(at < 0, starts, np.clip(operators.ends[at], starts, ends))
+    starts, ends = np.asarray(spans, np.int64).reshape(-1, 2).T
+    owners = np.arange(first, first + len(spans))
+    early = np.maximum(starts, ends - np.maximum(WAKING_NS, (ends - starts) // 20))
+    never = np.iinfo(np.int64).max
+    begun = np.append(operators.starts, never)
+    over = np.append(operators.ends, -never)  # [-1]: before the first operator nothing has been over
+    gaps = []
+    for probe in (early, ends):
+        at = np.searchsorted(operators.starts, probe, side="right") - 1
+        begin, end = np.maximum(over[at], starts), np.minimum(begun[at + 1], ends)
+        gaps.append((np.where(over[at] > probe, end, begin), end))
+    return layer(
+        np.concatenate([begin for begin, _ in gaps]),
+        np.concatenate([end for _, end in gaps]),
+        np.concatenate([owners, owners]),
+    )
 
 
 def _with_flops(reference: Reference, owned: Sequence[Owned], count: int, where: Where) -> Reference:
