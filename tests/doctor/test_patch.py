@@ -153,6 +153,20 @@ def test_toml(tmp_path: Path) -> None:
     assert case.config.train.micro_batch_size == 4 and case.config.model.num_layers == 8
 
 
+def test_yaml(tmp_path: Path) -> None:
+    """A new key goes beside those of its section: fp16 never leaves without bf16 taking its place."""
+    text = (
+        "model_parallel:\n  fp16: true # old\n  tensor_model_parallel_size: 4\n"
+        "language_model:\n  num_layers: 4\nmicro_batch_size: 1\n"
+    )
+    values = {"fp16": False, "bf16": True, "sequence_parallel": True, "rerun_mode": "disabled"}
+    after, case, undone = patched(tmp_path, text, Mend(values=values, environment={"A": "1"}), "run.yaml")
+    assert undone == ["export A=1"] and after.startswith(
+        "model_parallel:\n  fp16: false # old\n  bf16: true\n"
+    )
+    assert {name: value_of(case.config, name) for name in values} == values
+
+
 def test_diff_is_minimal(tmp_path: Path) -> None:
     case = case_of(tmp_path, script())
     diff = patch_launch(case, Mend(values={"micro_batch_size": 2})).diff("a", "b").splitlines()

@@ -93,7 +93,12 @@ def _parser() -> Parser:
     add("--set", action="append", default=[], metavar="NAME=VALUE", help="a variable the script leaves open")
     add("--json", action="store_true", help="print one JSON document")
     add("--sarif", type=Path, metavar="FILE", help="also write the findings as SARIF 2.1.0")
-    add("--fix", type=Path, metavar="OUT", help="write the script or TOML with the safe mends, show the diff")
+    add(
+        "--fix",
+        type=Path,
+        metavar="OUT",
+        help="write the script, TOML or YAML with the safe mends, show the diff",
+    )
     add("--lang", choices=LANGUAGES, default="en", help="language of the report")
     add("--nvidia-smi", type=Path, metavar="FILE", help="output of nvidia-smi or nvidia-smi -q")
     add("--topo", type=Path, metavar="FILE", help="output of nvidia-smi topo -m")

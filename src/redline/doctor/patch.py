@@ -57,15 +57,8 @@ def patch_launch(case: Case, mend: Mend) -> Patch:
     patch = Patch(text, text.splitlines(keepends=True))
     if text and not text.endswith("\n"):
         patch.lines[-1] += "\n"
-    if case.launch.kind in ("toml", "run-folder"):
-        for name, value in mend.values.items():
-            if case.get(name) != value:
-                _set_toml(patch, name, value, unstated(name, "redline"))
-        return patch
-    if case.launch.kind == "yaml":
-        for name, value in mend.values.items():
-            if case.get(name) != value:
-                _set_yaml(patch, name, value)
+    if case.launch.kind != "bash":
+        _set_keys(case, patch, mend)
         return patch
     renamed = {flag: words for flag, words in mend.rename.items() if _still(mend, words)}
     written = fields_of(renamed.values())
@@ -88,6 +81,22 @@ def patch_launch(case: Case, mend: Mend) -> Patch:
     for variable, value in mend.environment.items():
         _export(case, patch, variable, value)
     return patch
+
+
+def _set_keys(case: Case, patch: Patch, mend: Mend) -> None:
+    """The options of a TOML or YAML file; variables, and keys that are no option, are left to the hand."""
+    assert case.launch is not None
+    for name, value in mend.values.items():
+        if case.get(name) == value:
+            continue
+        if case.launch.kind == "yaml":
+            _set_yaml(patch, name, value)
+        else:
+            _set_toml(patch, name, value, unstated(name, "redline"))
+    patch.undone += [f"{flag} -> {words}" for flag, words in mend.rename.items()]
+    patch.undone += [f"without {flag}" for flag in mend.drop]
+    for name, value in mend.environment.items():
+        patch.undone.append(f"unset {name}" if value is None else f"export {name}={value}")
 
 
 def _set_flag(case: Case, patch: Patch, name: str, value: Any) -> None:
@@ -329,14 +338,37 @@ def _set_toml(patch: Patch, name: str, value: Any, default: Any) -> None:
 
 
 def _set_yaml(patch: Patch, name: str, value: Any) -> None:
-    """Change a key of a YAML file, wherever it is nested; a key that is not there is reported."""
-    key = re.compile(
-        rf"^(\s*(?:-{{0,2}}){re.escape(name)}|\s*--{re.escape(name.replace('_', '-'))})(\s*:\s*)[^#\n]*"
-    )
+    """Change a key of a YAML file, wherever it is nested; a new one goes beside its kin, else to the top."""
     shown = "null" if value is None else _toml(value)
+    key = _yaml_key(name)
     for place, line in enumerate(patch.lines):
         if found := key.match(line):
             comment = line[found.end() :]
             patch.lines[place] = f"{found[1]}{found[2]}{shown}{' ' if comment.strip() else ''}{comment}"
             return
-    patch.undone.append(f"{name}: {shown}")
+    table = options_by_field()
+    kin = [other for other, option in table.items() if option.section == table[name].section]
+    places = {place: found for other in kin for place, found in _yaml_places(patch, _yaml_key(other))}
+    if places:
+        place = max(places)
+        indent = re.match(r"\s*", places[place][1])[0]  # type: ignore[index]
+        patch.lines.insert(place + 1, f"{indent}{name}: {shown}\n")
+    elif any(re.match(r"\w+\s*:", line) for line in patch.lines):
+        patch.lines.append(f"{name}: {shown}\n")
+    else:
+        patch.undone.append(table[name].show(value))
+
+
+def _yaml_key(name: str) -> re.Pattern[str]:
+    """(key, colon, value) of an option on a line of its own."""
+    return re.compile(
+        rf"^(\s*(?:-{{0,2}}){re.escape(name)}|\s*--{re.escape(name.replace('_', '-'))})(\s*:\s*)[^#\n]*"
+    )
+
+
+def _yaml_places(patch: Patch, key: re.Pattern[str]) -> Iterator[tuple[int, re.Match[str]]]:
+    """Lines that hold a key and its value; one whose value goes on below is left alone."""
+    for place, line in enumerate(patch.lines):
+        found = key.match(line)
+        if found and found[0].rpartition(":")[2].strip() not in ("", "|", ">") and "-" not in found[1]:
+            yield place, found
