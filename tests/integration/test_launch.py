@@ -16,8 +16,10 @@ import torch
 
 import redline
 from redline.checkpoint import save_checkpoint
+from redline.cli.train import main as train_main
 from redline.config import Environment
 from redline.data import IndexedWriter
+from redline.errors import ConfigError
 from redline.run import open_run, train_opened
 from redline.run.resume import checkpoint_values
 
@@ -149,6 +151,23 @@ def test_a_mistake_in_the_batch_is_refused_before_anything_is_written(tmp_path: 
     with pytest.raises(AssertionError, match="cannot be split by --micro-batch-size 4 over 2 data-parallel"):
         run_ranks(2, tmp_path / "run", {"micro_batch_size": 4})
     assert not (tmp_path / "run").exists()
+
+
+def test_what_every_rank_finds_wrong_is_told_by_one() -> None:
+    def work(environment: Environment) -> bool:
+        with pytest.raises(ConfigError, match="cannot be split") as caught:
+            open_run(parsed({**FP64, "micro_batch_size": 4}), environment, lambda _: None)
+        return caught.value.everywhere
+
+    assert on_ranks(2, work) == [True, True]
+
+
+def test_another_number_of_processes_than_were_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    for name, value in ranks.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match="--nproc-per-node 3 does not fit the 2 processes"):
+        train_main([*TINY.split(), "--nproc-per-node", "3"])
 
 
 def test_ranks_without_a_place_to_meet_are_refused() -> None:

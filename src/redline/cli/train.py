@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from redline.config import format_help, parse_args, read_environment, to_toml
-from redline.errors import RedlineError
+from redline.errors import ConfigError, RedlineError
 
 
 def main(argv: Sequence[str]) -> int:
@@ -25,6 +25,8 @@ def main(argv: Sequence[str]) -> int:
         return 0
 
     runtime, environment = parsed.config.runtime, read_environment()
+    if environment.launched and runtime.nproc_per_node not in (None, environment.local_world_size):
+        raise _started_already(runtime.nproc_per_node, environment.local_world_size)
     if runtime.nproc_per_node is not None and not environment.launched:
         from redline.comm.elastic import launch
 
@@ -44,3 +46,13 @@ def main(argv: Sequence[str]) -> int:
     if summary is not None:
         print_summary(summary, ReportConsole())
     return 0
+
+
+def _started_already(asked: int | None, there: int) -> ConfigError:
+    error = ConfigError(
+        f"--nproc-per-node {asked} does not fit the {there} processes that were started here.",
+        why="torchrun or Slurm has started them.",
+        mend="leave it out, or start without them.",
+    )
+    error.everywhere = True
+    return error

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import uuid
 from collections.abc import Sequence
 
-from redline.errors import TrainingError
+from redline.errors import ConfigError, TrainingError
 
 RESTARTED = "redline: a rank has failed; starting again from the newest checkpoint."
 
@@ -22,6 +23,8 @@ def launch(words: Sequence[str], *, nproc_per_node: int, max_restarts: int) -> N
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    # What it logs of a failure, the error below says.
+    logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -40,5 +43,7 @@ def launch(words: Sequence[str], *, nproc_per_node: int, max_restarts: int) -> N
         raise TrainingError(
             f"rank {rank} of {nproc_per_node} failed first: its process {failure.pid} ended {how}{tries}.",
             why="what it said stands above; the other ranks cannot go on without it and were ended.",
-            mend="mend that, then resume with --load and --save of the run folder.",
+            mend="mend that and start again."
+            if failure.exitcode == ConfigError.exit_code
+            else "mend that, then resume with --load and --save of the run folder.",
         ) from None

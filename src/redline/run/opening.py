@@ -162,7 +162,9 @@ def open_run(parsed: Parsed, environment: Environment, say: Say) -> OpenRun:
         demo = first_then_all(world.control, leads, lambda: demo_corpus(environment, say))
     vocabulary = together(world.control, lambda: open_vocabulary(config, data_prefixes(config, demo)))
     hardware = detect(device.type)
-    plan = make_plan(config, hardware, vocabulary.size, environment.world_size)
+    plan = together(
+        world.control, lambda: make_plan(config, hardware, vocabulary.size, environment.world_size)
+    )
     groups = _open_groups(world, plan)
     if config.compile.cuda_graph_impl != "none" and groups.dp.size > 1:
         raise ConfigError(
