@@ -179,7 +179,7 @@ def test_four_ranks_equal_one(tmp_path: Path) -> None:
 
 
 def test_fp8_on_ranks(tmp_path: Path) -> None:
-    """Gathered late or just in time, held whole or in shards: the same bits, amax histories too."""
+    """B046: gathered late or just in time, held whole or in shards: the same bits, amax histories too."""
     fp8 = {"fp64": False, "bf16": True, "fp8_format": "hybrid", "train_iters": 4, **SMALL}
     variants = {"plain": fp8, "late": {**fp8, **SHARDED, **GATHER_LATE}, "sharded": {**fp8, **SHARDED}}
     found = variants_on(2, variants)

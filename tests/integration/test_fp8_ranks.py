@@ -11,6 +11,8 @@ import torch
 
 from redline.comm import close_world
 from redline.config import Environment
+from redline.formulas.activations import MicrobatchShape, saved_by_layer
+from redline.formulas.shape import ModelShape
 from redline.run import open_run
 
 from .ranks import on_ranks
@@ -94,3 +96,14 @@ def test_data_parallel_ranks_share_scales(tmp_path: Path) -> None:
         assert torch.equal(first["scales"], second["scales"]), name
         assert first["losses"] == second["losses"], name
     assert not torch.equal(found["renewed"][0]["scales"], found["kept"][0]["scales"])
+
+
+def test_the_whole_sequence_is_kept_in_fp8() -> None:
+    """Beside sequence parallelism: the inputs of qkv and fc1, a byte a value, of all tokens."""
+    shape = ModelShape(
+        num_layers=1, hidden=64, ffn=128, num_heads=4, num_groups=4, head_dim=16, vocab_size=64,
+        padded_vocab_size=64, max_positions=32,
+    )  # fmt: skip
+    run = MicrobatchShape(seq_length=32, micro_batch_size=1, dtype="bf16", fp8=True, tp=2, sequence=True)
+    kept = {(held.site, held.what): held.num_bytes for held in saved_by_layer(shape.of_rank(2), run)}
+    assert kept["attention.qkv", "input"] == kept["mlp.fc1", "input"] == 32 * 64

@@ -164,13 +164,14 @@ def shared_stream(shape: ModelShape, run: MicrobatchShape) -> int:
 def _made_by_layer(shape: ModelShape, run: MicrobatchShape) -> tuple[Held, ...]:
     """Everything a layer would keep."""
     T, R, e = run.tokens, run.rows, run.operand
+    gathered = T if run.fp8 else R  # a GEMM in fp8 keeps what it multiplied, not its own rows of it
     saved = [
         *_norm(shape, run, "attention", "attention.norm", R, shape.hidden, fused="norm" in run.fused),
-        Held("attention", "attention.qkv", "input", R * shape.hidden * e),
+        Held("attention", "attention.qkv", "input", gathered * shape.hidden * e),
         *_attention(shape, run),
         Held("attention", "attention.proj", "input", T * shape.q_size * e),
         *_norm(shape, run, "mlp", "mlp.norm", R, shape.hidden, fused="norm" in run.fused),
-        Held("mlp", "mlp.fc1", "input", R * shape.hidden * e),
+        Held("mlp", "mlp.fc1", "input", gathered * shape.hidden * e),
         *_activation(shape, run),
         Held("mlp", "mlp.fc2", "input", T * shape.ffn * e),
     ]

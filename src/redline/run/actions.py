@@ -144,7 +144,8 @@ class RunActions:
             extra["token_efficiency"] = outcome.num_tokens / places
         if run.config.logging.log_params_norm:
             extra["params_norm"] = state.optimizer.params_norm()
-        if self.fp8 is not None and state.iteration % run.config.logging.log_interval == 0:
+        looks = state.iteration % run.config.logging.log_interval == 0
+        if self.fp8 is not None and self.fp8.saturates and looks:
             extra["fp8_overshoot"], warning = self.fp8.overshoot()
             if warning is not None:
                 self.display.message(f"step {state.iteration}: {warning}")

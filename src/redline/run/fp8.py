@@ -17,11 +17,13 @@ class Fp8Watch:
 
     Attributes:
         rows: the newest table.
+        saturates: whether a value may exceed its scale: not where each tensor, or block, is measured.
     """
 
     def __init__(self, fp8: Fp8Gemms) -> None:
         self.rows: list[Fp8Row] = []
         self._state = fp8.state
+        self.saturates = fp8.state.spec.recipe == "delayed"
 
     def overshoot(self) -> tuple[float, str | None]:
         """How far the largest value since the last call exceeded what its scale can hold, and a warning."""

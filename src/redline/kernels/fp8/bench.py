@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from redline.kernels.bench_case import BenchCase, Provider, twins
-from redline.kernels.fp8 import op, reference
+from redline.kernels.fp8 import block_op, op, reference
 
 T, H, F = 8192, 4096, 14336
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -61,10 +61,15 @@ def _backward(room: Any, kernel: bool) -> Provider:
     )
 
 
+def _blocks(room: Any, kernel: bool) -> Provider:
+    return lambda x, scale, amax: block_op.block_cast(x, E4M3, 128, True, kernel)
+
+
 CASES = (
     _case(f"cast {T} x {H}", ((T, H),), _cast(False), 3 * T * H),
     _case(f"cast, both layouts, {T} x {H}", ((T, H),), _cast(True), 4 * T * H),
     _case(f"cast, both layouts, {T} x {2 * F}", ((T, 2 * F),), _cast(True), 4 * T * 2 * F),
+    _case(f"cast by blocks, both layouts, {T} x {H}", ((T, H),), _blocks, 4 * T * H + T * H // 16),
     _case(f"RMSNorm to fp8, {T} x {H}", ((T, H), (H,)), _norm, 3 * T * H + 2 * H + 4 * T),
     _case(f"SwiGLU to fp8, {T} x 2*{F}", ((T, 2 * F),), _activation, 5 * T * F),
     _case(f"SwiGLU backward to fp8, {T} x 2*{F}", ((T, F), (T, 2 * F)), _backward, 10 * T * F),
