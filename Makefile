@@ -11,10 +11,10 @@ run: $(VENV)/.installed
 	$(BIN)/redline train $(ARGS)
 
 test: lint
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not long"
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 test-long: lint
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m ""
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check src tests benchmarks
