@@ -19,6 +19,8 @@ from redline.comm.chunked import Chunked
 from redline.config import Environment
 from redline.run import OpenRun
 
+PORT_BYTES = 2
+
 
 def on_ranks(world_size: int, work: Callable[[Environment], Any]) -> list[Any]:
     """What `work(environment)` returns on each rank, in order; all must succeed.
@@ -43,9 +45,15 @@ def fork_ranks(world_size: int, work: Callable[[Environment], Any]) -> tuple[lis
 def _run_ranks(
     place: Path, world_size: int, work: Callable[[Environment], Any]
 ) -> tuple[list[int], list[str]]:
+    # The store is opened after the forks: its thread looks names up under a lock of the C library's, which a
+    # process forked at that moment would inherit locked, and wait for without end.
+    port, tell = os.pipe()
+    children = [_fork(place, rank, world_size, port, work) for rank in range(world_size)]
     store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
-    children = [_fork(place, rank, world_size, store.port, work) for rank in range(world_size)]
+    os.write(tell, store.port.to_bytes(PORT_BYTES, "little") * world_size)
     codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    os.close(port)
+    os.close(tell)
     return codes, [(place / f"error_{rank}").read_text() for rank in range(world_size)]
 
 
@@ -88,7 +96,7 @@ def _fork(place: Path, rank: int, world_size: int, port: int, work: Callable[[En
             local_rank=rank,
             local_world_size=world_size,
             master_addr="localhost",
-            master_port=port,
+            master_port=int.from_bytes(os.read(port, PORT_BYTES), "little"),
             launched=True,
             agent_store=True,
             omp_num_threads=1,
