@@ -206,7 +206,7 @@ def saved_by_part(shape: ModelShape, run: MicrobatchShape, batch: Batch) -> Iter
         x_SBH = model.embedding(batch.tokens_BS, batch.positions_BS, drop.embedding())
     x_SBH = x_SBH.detach().requires_grad_()
     with Saved(known) as by_attention:
-        y_SBH = layer.attention(x_SBH, table, mask, drop.layer(0))
+        y_SBH, _ = layer.attention(x_SBH, table, mask, drop.layer(0))
     with Saved(known) as by_mlp:
         z_SBH = layer.mlp(y_SBH, drop.layer(0))
     with Saved(known) as by_head:

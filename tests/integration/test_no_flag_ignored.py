@@ -290,6 +290,7 @@ OTHERS = {
             "masked_softmax_fusion": {"attention_backend": "unfused"},
             "rope_fusion": {"position_embedding_type": "rope"},
             "persist_layer_norm": {},
+            "fused_residual_rmsnorm": {"normalization": "RMSNorm"},
             "cross_entropy_loss_fusion": {},
             "cross_entropy_fusion_impl": {},
         }.items()

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from redline.config.flags import Section, flag
-from redline.config.waits import CUSTOM_CODE, FUSED_KERNELS, INFERENCE_ONLY, TRANSFORMER_ENGINE
+from redline.config.waits import CUSTOM_CODE, INFERENCE_ONLY, TRANSFORMER_ENGINE
 
 
 def fusion(help: str, megatron: bool = True) -> bool | None:
@@ -30,18 +30,14 @@ class KernelsConfig(Section):
     gradient_accumulation_fusion: bool = flag(
         True, help="Add weight gradients to the main gradient inside their GEMM."
     )
-    bias_gelu_fusion: bool | None = fusion("One kernel for bias and GELU, plain or gated.")
+    bias_gelu_fusion: bool | None = fusion("One kernel for bias and GELU, plain or gated, or squared ReLU.")
     bias_swiglu_fusion: bool | None = fusion("One kernel for bias and SwiGLU.")
     bias_dropout_fusion: bool | None = fusion("One kernel for bias, dropout and residual.")
     masked_softmax_fusion: bool | None = fusion("One kernel for scale, mask and softmax.")
     rope_fusion: bool | None = fusion("One kernel for the rotation of queries and keys.")
     persist_layer_norm: bool | None = fusion("One persistent kernel for a norm.")
-    fused_residual_rmsnorm: bool | None = flag(
-        None,
-        megatron=False,
-        waits_for=FUSED_KERNELS,
-        already=(False,),
-        help="One kernel for residual and RMSNorm.",
+    fused_residual_rmsnorm: bool = flag(
+        False, help="One kernel for residual and RMSNorm: its backward adds the residual's gradient."
     )
     cross_entropy_loss_fusion: bool | None = fusion(
         "One kernel for the loss and its gradient.", megatron=False

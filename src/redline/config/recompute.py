@@ -6,6 +6,8 @@ from typing import ClassVar, Literal
 from redline.config.flags import SET, Section, flag
 from redline.config.waits import MOE, RETIRED_CHECKPOINTING, SPREAD_ACTIVATIONS
 
+BESIDE_RESIDUAL_NORM = ("layernorm", "mlp")  # modules that --fused-residual-rmsnorm cannot let be dropped
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecomputeConfig(Section):

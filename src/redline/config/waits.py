@@ -77,11 +77,6 @@ WHOLE_STEP_GRAPHS = Waits(
     "use --cuda-graph-impl local, which records each microbatch.",
     never=True,
 )
-FUSED_KERNELS = Waits(
-    "fused-kernels",
-    "it waits for a block that hands its residual to the next norm.",
-    "leave it out: --transformer-impl fused has one kernel for each of the two.",
-)
 FP8_ATTENTION = Waits(
     "fp8-attention",
     "no backend has an fp8 backward: FlashAttention 4 has a forward only, PyTorch hands cuDNN none, "

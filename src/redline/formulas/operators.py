@@ -15,8 +15,10 @@ Operator = Literal[
     "cross_entropy",
     "linear_cross_entropy",
     "adamw",
+    "residual_norm",
 ]
-OPERATORS: frozenset[Operator] = frozenset(get_args(Operator))
+OPT_IN: frozenset[Operator] = frozenset(("residual_norm",))  # they run where they are asked for, only
+OPERATORS: frozenset[Operator] = frozenset(get_args(Operator)) - OPT_IN
 
 # Whole models that differ in the loss: its logits in memory, or made and used in chunks.
 WITH_LOGITS = OPERATORS - {"linear_cross_entropy"}

@@ -25,6 +25,10 @@ Recompute takes lines away (recompute.py): `layernorm` leaves of norms, qkv and 
 `activation` of the three lines before dropout the output of fc1; `core_attn` nothing that the backend keeps
 beside its output; `mlp` of everything behind x' nothing but x'.
 
+With `--fused-residual-rmsnorm` the norms of a block hand on the residual stream beside their result, which
+keeps the same: a norm's backward then adds the stream's gradient, and where a branch has neither bias nor
+dropout its addition to the stream is part of the next norm of the block.
+
 What does not grow with the number of tokens is left out: wide copies of gains and biases, rotary angles (one
 table for all layers), and the S x S mask of the unfused attention.
 """
@@ -70,7 +74,8 @@ class SelfAttention(nn.Module):
         self.recompute_core = recompute.drops("core_attn")
         q, kv, D = shape.q_size, shape.kv_size, shape.head_dim
         self.heads = Heads(shape.num_heads, shape.num_groups, D)
-        self.norm = Norm(shape.hidden, shape=shape, norm=ops.norm, dtype=dtype)
+        self.norm = _norm(shape, ops, dtype)
+        self.adds_later = self.norm.hands_on and not (shape.bias_linear or shape.hidden_dropout)
         self.qkv = Linear(shape.hidden, q + 2 * kv, bias=shape.bias_qkv, linear=ops.linear, dtype=dtype)
         self.proj = Linear(
             q, shape.hidden, bias=shape.bias_linear, linear=ops.row_linear, dtype=dtype, defer_bias=True
@@ -81,15 +86,17 @@ class SelfAttention(nn.Module):
             self.q_norm = Norm(D, shape=shape, norm=ops.norm, dtype=dtype, affine=affine)
             self.k_norm = Norm(D, shape=shape, norm=ops.norm, dtype=dtype, affine=affine)
         self.rebuilds_norm = recompute.drops("layernorm")
-        self.qkv_site: Callable[[Tensor], Tensor] = Site(self.norm, self.qkv, rebuild=self.rebuilds_norm)
+        before = None if self.norm.hands_on else self.norm
+        self.qkv_site: Callable[[Tensor], Tensor] = Site(before, self.qkv, rebuild=self.rebuilds_norm)
         self.proj_site: Callable[[Tensor], Tensor] = Site(None, self.proj)
         self.softmax_scale = D**-0.5 if shape.softmax_scale is None else shape.softmax_scale
 
     def forward(
         self, x_SBH: Tensor, rope: RopeTable | None, mask: MaskSpec, dropout: DropoutState | None
-    ) -> Tensor:
-        """[S, B, H] -> [S, B, H], the residual included."""
-        q_SBND, k_SBGD, v_SBGD = self._heads(self.qkv_site(x_SBH), rope)
+    ) -> tuple[Tensor, Tensor | None]:
+        """[S, B, H] -> the residual stream [S, B, H], and what the next norm has yet to add to it."""
+        n_SBH, x_SBH = self.norm.split(x_SBH) if self.norm.hands_on else (x_SBH, x_SBH)
+        q_SBND, k_SBGD, v_SBGD = self._heads(self.qkv_site(n_SBH), rope)
         core = partial(
             self.attention,
             mask=mask,
@@ -100,8 +107,10 @@ class SelfAttention(nn.Module):
         run = partial(checkpoint, core) if self.recompute_core else core
         context_SBND = run(q_SBND, k_SBGD, v_SBGD)
         y_SBH = self.proj_site(context_SBND.flatten(2))
+        if self.adds_later:
+            return x_SBH, y_SBH
         output_dropout = dropout_at(dropout, ATTENTION_OUTPUT, self.shape.hidden_dropout)
-        return self.ops.bias_dropout_add(y_SBH, self.proj.bias, x_SBH, output_dropout)
+        return self.ops.bias_dropout_add(y_SBH, self.proj.bias, x_SBH, output_dropout), None
 
     def _heads(self, qkv_SBX: Tensor, rope: RopeTable | None) -> tuple[Tensor, Tensor, Tensor]:
         """Cut the merged projection into heads, and normalise and rotate queries and keys."""
@@ -126,23 +135,26 @@ class MLP(nn.Module):
         super().__init__()
         self.shape, self.ops = shape, ops
         deferred: dict[str, Any] = {"bias": shape.bias_linear, "dtype": dtype, "defer_bias": True}
-        self.norm = Norm(shape.hidden, shape=shape, norm=ops.norm, dtype=dtype)
+        self.norm = _norm(shape, ops, dtype)
         self.fc1 = Linear(shape.hidden, shape.fc1_size, linear=ops.linear, **deferred)
         self.fc2 = Linear(shape.ffn, shape.hidden, linear=ops.row_linear, **deferred)
         whole = recompute.drops("mlp")  # then nothing inside is kept, and nothing inside needs rebuilding
         self.activation = Activation(self.fc1, ops.activation, shape.activation)
         self.rebuilds = {name: recompute.drops(name) and not whole for name in ("layernorm", "activation")}
         self.fc1_site: Callable[[Tensor], Tensor] = Site(
-            self.norm, self.fc1, rebuild=self.rebuilds["layernorm"]
+            None if self.norm.hands_on else self.norm, self.fc1, rebuild=self.rebuilds["layernorm"]
         )
         self.fc2_site: Callable[[Tensor], Tensor] = Site(
             self.activation, self.fc2, rebuild=self.rebuilds["activation"]
         )
         self.whole: Callable[[Tensor], Tensor] | None = None  # both sites as one, where it stands for them
 
-    def forward(self, x_SBH: Tensor, dropout: DropoutState | None) -> Tensor:
-        """[S, B, H] -> [S, B, H], the residual included."""
-        y_SBH = self.fc2_site(self.fc1_site(x_SBH)) if self.whole is None else self.whole(x_SBH)
+    def forward(
+        self, x_SBH: Tensor, dropout: DropoutState | None, before_SBH: Tensor | None = None
+    ) -> Tensor:
+        """[S, B, H] -> [S, B, H], the residual included; `before` is what the norm adds to x first."""
+        n_SBH, x_SBH = self.norm.split(x_SBH, before_SBH) if self.norm.hands_on else (x_SBH, x_SBH)
+        y_SBH = self.fc2_site(self.fc1_site(n_SBH)) if self.whole is None else self.whole(n_SBH)
         output_dropout = dropout_at(dropout, MLP_OUTPUT, self.shape.hidden_dropout)
         return self.ops.bias_dropout_add(y_SBH, self.fc2.bias, x_SBH, output_dropout)
 
@@ -168,6 +180,11 @@ class Block(nn.Module):
         self, x_SBH: Tensor, rope: RopeTable | None, mask: MaskSpec, dropout: DropoutState | None
     ) -> Tensor:
         """[S, B, H] -> [S, B, H]; `dropout` is the state narrowed to this layer, None in evaluation."""
-        x_SBH = self.attention(x_SBH, rope, mask, dropout)
+        x_SBH, before_SBH = self.attention(x_SBH, rope, mask, dropout)
         mlp = partial(self.mlp, dropout=dropout)
-        return checkpoint(mlp, x_SBH) if self.recompute_mlp else mlp(x_SBH)
+        return checkpoint(mlp, x_SBH) if self.recompute_mlp else mlp(x_SBH, before_SBH=before_SBH)
+
+
+def _norm(shape: ModelShape, ops: Ops, dtype: torch.dtype) -> Norm:
+    """The norm before a branch."""
+    return Norm(shape.hidden, shape=shape, norm=ops.norm, residual_norm=ops.residual_norm, dtype=dtype)

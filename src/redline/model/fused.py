@@ -26,7 +26,7 @@ from redline.kernels.bias_swiglu import bias_swiglu
 from redline.kernels.cross_entropy import VocabShard, cross_entropy
 from redline.kernels.layer_norm import layer_norm
 from redline.kernels.linear_cross_entropy import HeadProducts, LossSpec, linear_cross_entropy
-from redline.kernels.rms_norm import rms_norm
+from redline.kernels.rms_norm import add_rms_norm, rms_norm
 from redline.kernels.rotary import rotary, rotary_qkv
 from redline.model.heads import Heads
 from redline.model.local import Affine
@@ -90,6 +90,31 @@ def norm(
         zero_centered=zero_centered,
         main_grad=main_grad,
         bias_main_grad=main_grad_of(bias_C),
+        out_dtype=dtype,
+        impl="triton",
+    )
+
+
+def residual_norm(
+    y: Tensor | None,
+    x: Tensor,
+    weight_C: Tensor,
+    bias_C: Tensor | None,
+    *,
+    kind: Normalization,
+    epsilon: float,
+    zero_centered: bool,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    """RMSNorm of h = x + y (x without y), and h: its backward adds the gradient of h's other reader."""
+    assert kind == "RMSNorm" and bias_C is None, "the plan refuses others"
+    return add_rms_norm(
+        y,
+        x,
+        weight_C,
+        epsilon,
+        zero_centered=zero_centered,
+        main_grad=main_grad_of(weight_C),
         out_dtype=dtype,
         impl="triton",
     )
@@ -255,6 +280,7 @@ def fused_ops(operators: Collection[Operator] = WITHOUT_LOGITS, *, fuse_wgrad: b
     plain = local_ops(fuse_wgrad=fuse_wgrad)
     entries: dict[Operator, dict[str, Any]] = {
         "norm": {"norm": norm},
+        "residual_norm": {"residual_norm": residual_norm},
         "qk_norm": {"qk_norm": qk_norm},
         "rope": {"rope": rope, "rope_qkv": rope_qkv},
         "activation": {"activation": activation},

@@ -65,6 +65,7 @@ class Norm(nn.Module):
         norm: Callable[..., Tensor],
         dtype: torch.dtype,
         affine: bool = True,
+        residual_norm: Callable[..., tuple[Tensor, Tensor]] | None = None,
     ) -> None:
         super().__init__()
         kind = shape.normalization if affine else "RMSNorm"
@@ -76,7 +77,7 @@ class Norm(nn.Module):
             "zero_centered": shape.zero_centered_gamma,
             "dtype": dtype,
         }
-        self._norm = norm
+        self._norm, self._residual_norm = norm, residual_norm
 
     @property
     def affine(self) -> Affine:
@@ -86,6 +87,16 @@ class Norm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[..., C] of any float dtype -> [..., C] in the compute dtype."""
         return self._norm(x, *self.affine, **self.form)
+
+    @property
+    def hands_on(self) -> bool:
+        """Whether it hands on the residual stream: `split` then stands for `forward`."""
+        return self._residual_norm is not None
+
+    def split(self, x: Tensor, y: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """(norm(h), h) with h = x + y: [..., C] twice. One kernel adds their two gradients."""
+        assert self._residual_norm is not None
+        return self._residual_norm(y, x, *self.affine, **self.form)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,8 @@ class Ops:
     and `rope_qkv` those of rope.py, the others those of local.py. Where a parameter has a `main_grad`, its
     gradient is added there. `row_linear` is the GEMM that reads what `linear` of another matrix made: under
     tensor parallelism `linear` has some output features on each rank, `row_linear` some input features.
+    `residual_norm`, where there is one, is the norm of the blocks: of (y or None, x) it makes h = x + y, and
+    returns (norm(h), h).
     """
 
     embedding: Callable[..., Tensor]
@@ -34,6 +36,7 @@ class Ops:
     bias_dropout_add: Callable[..., Tensor]
     dropout: Callable[..., Tensor]
     head_loss: Callable[..., Tensor]
+    residual_norm: Callable[..., tuple[Tensor, Tensor]] | None = None
 
 
 def local_ops(*, fuse_wgrad: bool = True) -> Ops:

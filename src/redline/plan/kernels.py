@@ -93,6 +93,10 @@ def choose_kernels(config: KernelsConfig, shape: ModelShape, at: Conditions) -> 
             choices.append(
                 Choice("activation", "auto", "local", f"there is no fused kernel for {shape.activation}")
             )
+    if config.fused_residual_rmsnorm:
+        _check_residual(shape, fused)
+        fused.add("residual_norm")
+        choices.append(Choice("fused-residual-rmsnorm", "fused", "fused", "asked for by name"))
     _check_loss(config, fused)
     return KernelChoice(frozenset(fused), tuple(choices))
 
@@ -157,6 +161,15 @@ def _check_loss(config: KernelsConfig, fused: set[Operator]) -> None:
             "the loss is not fused.",
             "add --cross-entropy-loss-fusion on a GPU, or leave it out.",
         )
+
+
+def _check_residual(shape: ModelShape, fused: set[Operator]) -> None:
+    """It is a form of the fused RMSNorm."""
+    name = "fused_residual_rmsnorm"
+    if shape.normalization != "RMSNorm":
+        raise _refused(name, f"the model's norm is {shape.normalization}", f"leave {to_flag(name)} out.")
+    if "norm" not in fused:
+        raise _refused(name, "the norms run in plain PyTorch", "use --transformer-impl fused on a GPU.")
 
 
 def _refused(name: str, reason: str, mend: str) -> ConfigError:

@@ -13,6 +13,7 @@ from itertools import combinations
 
 from redline.choice import Choice
 from redline.config import RunConfig
+from redline.config.recompute import BESIDE_RESIDUAL_NORM
 from redline.formulas.activations import MicrobatchShape
 from redline.formulas.memory import training_memory
 from redline.formulas.recompute import MODULES, NOTHING, Module, Recompute, full, selective
@@ -134,7 +135,10 @@ def recompute_search(config: RunConfig, hardware: Hardware, cost: RecomputeCost)
     if config.recompute.recompute != "auto":
         return None
     budget = round(config.recompute.memory_budget * hardware.memory_bytes)
-    modules = () if config.compile.use_torch_compile else MODULES
+    kept = BESIDE_RESIDUAL_NORM if config.kernels.fused_residual_rmsnorm else ()
+    if config.compile.use_torch_compile:
+        kept = MODULES
+    modules = tuple(name for name in MODULES if name not in kept)
     return RecomputeSearch(budget_bytes=budget, cost=cost, modules=modules)
 
 

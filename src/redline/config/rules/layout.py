@@ -3,6 +3,7 @@
 Most concern options that training does not obey yet; the planner and the doctor hold configurations to them.
 """
 
+from redline.config.recompute import BESIDE_RESIDUAL_NORM
 from redline.config.rules.rule import Broken, rule, rules_of, show
 from redline.config.tree import RunConfig
 
@@ -354,6 +355,36 @@ def compiled_blocks_keep_their_modules(config: RunConfig) -> Broken:
         "--use-torch-compile does not go with --recompute-granularity selective.",
         "recompute whole layers: --recompute-granularity full, or --recompute auto.",
     )
+
+
+@rule(
+    "residual-norm-keeps-its-block",
+    "fused_residual_rmsnorm",
+    "recompute_granularity",
+    "recompute_modules",
+    why="the norm is one with the residual addition before it, and what it makes is kept.",
+)
+def residual_norm_keeps_its_block(config: RunConfig) -> Broken:
+    r = config.recompute
+    dropped = [name for name in r.recompute_modules if name in BESIDE_RESIDUAL_NORM]
+    if not config.kernels.fused_residual_rmsnorm or r.recompute_granularity != "selective" or not dropped:
+        return None
+    return (
+        f"--fused-residual-rmsnorm does not go with --recompute-modules {dropped[0]}.",
+        "recompute whole layers, or leave one of them out.",
+    )
+
+
+@rule(
+    "residual-norm-in-16-bits",
+    "fused_residual_rmsnorm",
+    "fp8_format",
+    why="under fp8 the norm writes the operand of its GEMM in 8 bits, and that kernel takes no residual.",
+)
+def residual_norm_in_16_bits(config: RunConfig) -> Broken:
+    if not config.kernels.fused_residual_rmsnorm or config.precision.fp8_format is None:
+        return None
+    return "--fused-residual-rmsnorm does not go with --fp8-format.", "keep one of them."
 
 
 @rule(

@@ -20,7 +20,9 @@ from redline.kernels.common import ceil_div, next_power_of_2, on_device_of
 from redline.kernels.launch import launchable
 
 GATHER_BLOCK = 4096  # columns a program: 64 bytes a thread of bf16
-RUN_ROWS, RUN_BLOCK = 8, 1024  # 8 columns a thread of 4 warps: 16-byte loads of bf16
+# 8 columns a thread of 4 warps: 16-byte loads of bf16. Most runs of a token are short: on an H200 4 rows a
+# step take 285 us, 8 take 303, 16 take 317; blocks of 512 to 2048 columns are within 2%.
+RUN_ROWS, RUN_BLOCK = 4, 1024
 
 
 @triton.jit

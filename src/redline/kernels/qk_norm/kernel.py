@@ -30,7 +30,8 @@ from redline.kernels.triton_common import Sum, column_sums
 PROGRAMS_PER_SM = {
     False: 6,
     True: 4,
-}  # by bias: what registers allow, at least 32 KiB in flight as in norm_triton
+}  # by bias: what registers allow, at least 32 KiB in flight as in norm_triton. Without, on an H200: 5 take
+# 234 us, 6 and 7 take 227, 8 take 240.
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,10 @@ class HeadConfig:
 
 @functools.cache
 def head_config(num_heads: int, num_groups: int, head_dim: int) -> HeadConfig:
-    """2048 elements over 4 warps: 16 a thread, so that several programs fit an SM."""
+    """2048 elements over 4 warps: 16 a thread, so that several programs fit an SM.
+
+    On an H200 16 heads of 128 a tile take 227 us, 8 take 255, 32 take 243.
+    """
     block_dim = next_power_of_2(head_dim)
     block_rows = max(1, 2048 // block_dim)
     common = math.gcd(num_heads, num_groups)

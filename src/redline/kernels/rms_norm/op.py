@@ -92,16 +92,21 @@ class RMSNormFn(torch.autograd.Function):
 
 
 class AddRMSNormFn(torch.autograd.Function):
-    """As RMSNormFn, with h = x + residual formed on the way; backward adds h's other gradient."""
+    """As RMSNormFn, with h = x + residual (h = residual without x); backward adds h's other gradient."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, residual: Tensor, weight: Tensor, main_grad: Tensor | None, eps: float,
+        ctx: Any, x: Tensor | None, residual: Tensor, weight: Tensor, main_grad: Tensor | None, eps: float,
         zero_centered: bool, out_dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        y, total, rstd = _add_forward(x, residual, weight, eps, zero_centered, out_dtype)
+        if x is None:
+            y, rstd = _forward(residual, weight, eps, zero_centered, out_dtype)
+            total = residual.view_as(residual)
+        else:
+            y, total, rstd = _add_forward(x, residual, weight, eps, zero_centered, out_dtype)
         ctx.save_for_backward(total, weight, rstd)
-        ctx.main_grad, ctx.zero_centered, ctx.x_dtype = main_grad, zero_centered, x.dtype
+        ctx.main_grad, ctx.zero_centered = main_grad, zero_centered
+        ctx.x_dtype = None if x is None else x.dtype
         return y, total
 
     @staticmethod
@@ -109,7 +114,8 @@ class AddRMSNormFn(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor, dsum: Tensor) -> tuple[Tensor | None, ...]:
         total, weight, rstd = ctx.saved_tensors
         dx, dweight = _backward(dy, dsum, total, weight, rstd, ctx.main_grad, ctx.zero_centered)
-        return dx.to(ctx.x_dtype), dx, None if ctx.main_grad is not None else dweight, None, None, None, None
+        dweight = None if ctx.main_grad is not None else dweight
+        return None if ctx.x_dtype is None else dx.to(ctx.x_dtype), dx, dweight, None, None, None, None
 
 
 def _check(x: Tensor, weight: Tensor) -> None:
@@ -147,7 +153,7 @@ def rms_norm(
 
 
 def add_rms_norm(
-    x: Tensor,
+    x: Tensor | None,
     residual: Tensor,
     weight: Tensor,
     eps: float = 1e-5,
@@ -159,17 +165,19 @@ def add_rms_norm(
 ) -> tuple[Tensor, Tensor]:
     """(rms_norm(h), h) with h = x + residual, in one pass; h has the residual's dtype, y has x's.
 
+    Without x, h is the residual itself: whoever goes on with h instead of it has the gradients of both of its
+    readers added in this norm's backward.
+
     Shapes: x, residual [..., H], weight [H] -> two of [..., H]. Otherwise as `rms_norm`.
     """
-    _check(x, weight)
-    if x.shape != residual.shape:
+    _check(residual, weight)
+    if x is not None and x.shape != residual.shape:
         raise ShapeError(
             f"add_rms_norm: x {tuple(x.shape)} and residual {tuple(residual.shape)} differ in shape."
         )
-    if use_triton("add_rms_norm", impl, supports(x, weight, residual)):
-        y, total = apply(
-            AddRMSNormFn, x, residual, weight, main_grad, eps, zero_centered, out_dtype or x.dtype
-        )
+    if use_triton("add_rms_norm", impl, supports(residual, weight, x)):
+        dtype = out_dtype or (residual if x is None else x).dtype
+        y, total = apply(AddRMSNormFn, x, residual, weight, main_grad, eps, zero_centered, dtype)
         return y, total
     weight = accumulate_into(weight, main_grad)
     return add_rms_norm_reference(x, residual, weight, eps, zero_centered, out_dtype)

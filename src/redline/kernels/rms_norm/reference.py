@@ -23,13 +23,18 @@ def rms_norm_reference(
 
 
 def add_rms_norm_reference(
-    x: Tensor,
+    x: Tensor | None,
     residual: Tensor,
     weight: Tensor,
     eps: float,
     zero_centered: bool = False,
     out_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(rms_norm(h), h) with h = x + residual in the residual's dtype; y's default dtype is x's."""
+    """(rms_norm(h), h) with h = x + residual in the residual's dtype; y's default dtype is x's.
+
+    Without x, h is the residual.
+    """
+    if x is None:
+        return rms_norm_reference(residual, weight, eps, zero_centered, out_dtype), residual
     total = (x.to(compute_dtype(x)) + residual).to(residual.dtype)
     return rms_norm_reference(total, weight, eps, zero_centered, out_dtype or x.dtype), total
