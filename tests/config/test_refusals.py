@@ -76,9 +76,9 @@ def test_built_in_is_accepted_and_said_once_and_the_contrary_refused(option: Opt
 def test_what_happens_anyway_is_accepted_and_said() -> None:
     """Megatron scripts that switch a fusion or an overlap off ask for what this release does."""
     config = parse_args(["--no-fused-residual-rmsnorm", "--no-data-sharding"]).config
-    assert len(notices(config)) == 2
-    with pytest.raises(InvalidConfigError, match="not-available-yet/fused-kernels"):
-        parse_args(["--fused-residual-rmsnorm"])
+    assert len(notices(config)) == 1  # the first is the default of an option that acts
+    with pytest.raises(InvalidConfigError, match="not-in-redline/data-sharding"):
+        parse_args(["--data-sharding"])
 
 
 def test_never_and_not_yet_are_told_apart() -> None:

@@ -83,7 +83,7 @@ KERNELS = (
     Kernel(
         "embedding.kernel:_run_kernel",
         {"sorted": "i32", "order": "i64", "dout": "bf16", "main_grad": "fp32"},
-        {"ROWS": 8, "BLOCK": 1024},
+        {"ROWS": 4, "BLOCK": 1024},
     ),
     Kernel(
         "gated_triton:_gated_fwd_kernel",
@@ -96,11 +96,12 @@ KERNELS = (
         TILE | {"KIND": "tanh", "HAS_BIAS": True, "CLAMP": False, "NUM_STAGES": 3},
     ),
     Kernel(
-        "bias_gelu.kernel:_bias_gelu_fwd_kernel",
+        "ungated_triton:_ungated_fwd_kernel",
         {"x": "bf16", "bias": "bf16", "y": "bf16"},
         TILE | {"KIND": "exact"},
     ),
-    Kernel("bias_gelu.kernel:_bias_gelu_bwd_kernel", STRIP, TILE | {"KIND": "tanh", "NUM_STAGES": 3}),
+    Kernel("ungated_triton:_ungated_bwd_kernel", STRIP, TILE | {"KIND": "tanh", "NUM_STAGES": 3}),
+    Kernel("ungated_triton:_ungated_bwd_kernel", STRIP, TILE | {"KIND": "relu2", "NUM_STAGES": 3}),
     Kernel(
         "bias_dropout_add.kernel:_bias_dropout_add_fwd_kernel",
         {"x": "bf16", "bias": "bf16", "residual": "bf16", "y": "bf16"} | DRAW,

@@ -46,11 +46,6 @@ def case(name: str, **changes) -> ModelShape:
     return make_shape(kind, **{**SIZES, **own, **changes})
 
 
-def supported(shape: ModelShape, operators=WITHOUT_LOGITS) -> frozenset:
-    """What of `operators` this model has a kernel for."""
-    return operators - {"activation"} if shape.activation == "squared-relu" else operators
-
-
 def train_step(
     shape: ModelShape,
     ops: Ops,
@@ -76,7 +71,7 @@ def train_step(
 def test_fp32_equals_local(name, operators, kernel_device):
     shape = case(name)
     run = {"dtype": torch.float32, "device": kernel_device}
-    losses, grads = train_step(shape, fused_ops(supported(shape, operators)), **run)
+    losses, grads = train_step(shape, fused_ops(operators), **run)
     want_losses, want = train_step(shape, local_ops(), **run)
     torch.testing.assert_close(losses, want_losses, rtol=1e-5, atol=0)
     for key, expected in want.items():
@@ -97,7 +92,7 @@ def test_bf16_is_no_further_from_float64_than_local(name, kernel_device):
     for label, ops, dtype in (
         ("exact", local_ops(), torch.float64),
         ("local", local_ops(), torch.bfloat16),
-        ("fused", fused_ops(supported(shape)), torch.bfloat16),
+        ("fused", fused_ops(), torch.bfloat16),
     ):
         model = make_model(shape, torch.bfloat16, kernel_device, ops=ops, backend="unfused")
         if dtype != torch.bfloat16:

@@ -21,10 +21,13 @@ from model_cases import (
 )
 from torch.profiler import ProfilerActivity, profile
 
-from redline.attention import MaskSpec
+from redline.attention import MaskSpec, unfused_attention
+from redline.comm import Group, linked_gemm
+from redline.comm.collectives import Pending
 from redline.formulas.operators import WITHOUT_LOGITS
 from redline.formulas.recompute import full
-from redline.model import fused_ops
+from redline.model import TensorParallel, fused_ops, parallel_gemm, tensor_parallel_ops
+from redline.model.block import Block
 from redline.model.rope import rope_table
 
 SIZES = {"hidden": 32, "ffn": 40, "vocab_size": 61, "padded_vocab_size": 64}
@@ -143,3 +146,42 @@ def test_it_compiles_without_a_graph_break(kernel_device):
         found.append((y.detach(), x.grad, gradients(model)))
     torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-5)
     assert found[0][2]["layers.0.mlp.norm.weight"].abs().sum() > 0
+
+
+@pytest.mark.parametrize("sequence", [False, True])
+def test_one_of_two_tensor_parallel_ranks(sequence, kernel_device, monkeypatch):
+    """The norm lies between a sum over ranks and the next gather: a rank beside an imagined twin."""
+
+    def gather(x, group):
+        return torch.cat((x, x))
+
+    def scatter(x, group):
+        return 2 * x.chunk(2)[0]
+
+    monkeypatch.setattr(parallel_gemm, "all_gather", gather)
+    monkeypatch.setattr(parallel_gemm, "all_reduce", lambda x, group: 2 * x)
+    monkeypatch.setattr(parallel_gemm, "all_gather_async", lambda x, group: Pending(gather(x, group)))
+    monkeypatch.setattr(parallel_gemm, "reduce_scatter_async", lambda x, group: Pending(scatter(x, group)))
+    monkeypatch.setattr(parallel_gemm, "all_reduce_async", lambda x, group: Pending(2 * x))
+    monkeypatch.setattr(linked_gemm, "all_gather", gather)
+    monkeypatch.setattr(linked_gemm, "reduce_scatter", scatter)
+    tp, shape, found = TensorParallel(group=Group((0, 1), 0), sequence=sequence), SHAPES["bare"], []
+    rope = rope_table(shape, 10, torch.float32, torch.device(kernel_device))
+    for ops in OPS.values():
+        block = Block(
+            shape.of_rank(2),
+            attention=unfused_attention,
+            ops=tensor_parallel_ops(ops, tp),
+            dtype=torch.float32,
+        )
+        block.to_empty(device=kernel_device)
+        torch.manual_seed(0)
+        for parameter in block.parameters():
+            torch.nn.init.normal_(parameter, std=0.1)
+            parameter.main_grad = torch.zeros_like(parameter)
+        x = torch.randn(5 if sequence else 10, 3, shape.hidden, device=kernel_device, requires_grad=True)
+        y = block(x, rope, MaskSpec(), None)
+        y.square().sum().backward()
+        found.append((y.detach(), x.grad, [each.main_grad for each in block.parameters()]))
+    assert found[0][1].abs().sum() > 0
+    assert_same(found[1], found[0], kernel_device)

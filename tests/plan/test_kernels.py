@@ -75,16 +75,25 @@ def test_each_switch_changes_exactly_its_operator(switch):
 @pytest.mark.parametrize("kind", ["gelu", "gelu-tanh", "geglu", "quick-geglu", "swiglu", "squared-relu"])
 def test_activations(kind):
     shape = replace(GPT, activation=kind)
-    choice = choose(shape)
-    assert ("activation" in choice.fused) == (kind != "squared-relu")
-    if kind == "squared-relu":
-        assert ran(choice)["activation"] == "local"
+    assert "activation" in choose(shape).fused
     switch, other = ("bias_swiglu_fusion", "bias_gelu_fusion")[:: 1 if kind == "swiglu" else -1]
     with pytest.raises(ConfigError, match=f"the model's activation is {kind}"):
         choose(shape, **{other: True})
-    assert choose(shape, **{other: False}).fused == choice.fused  # there is nothing to switch off
-    if kind != "squared-relu":
-        assert "activation" not in choose(shape, **{switch: False}).fused
+    assert choose(shape, **{other: False}).fused == choose(shape).fused  # there is nothing to switch off
+    assert "activation" not in choose(shape, **{switch: False}).fused
+
+
+def test_the_residual_norm_runs_where_it_is_asked_for():
+    """It is a form of the fused RMSNorm, and no part of `fused`."""
+    asked = choose(fused_residual_rmsnorm=True)
+    assert asked.fused == ALL | {"residual_norm"} and ran(asked)["fused-residual-rmsnorm"] == "fused"
+    alone = choose(transformer_impl="local", persist_layer_norm=True, fused_residual_rmsnorm=True)
+    assert alone.fused == {"norm", "qk_norm", "residual_norm"}
+    with pytest.raises(ConfigError, match="the model's norm is LayerNorm"):
+        choose(GPT, fused_residual_rmsnorm=True)
+    for values in ({"transformer_impl": "local"}, {"persist_layer_norm": False}):
+        with pytest.raises(ConfigError, match="the norms run in plain PyTorch"):
+            choose(fused_residual_rmsnorm=True, **values)
 
 
 def test_what_the_model_does_not_have_cannot_be_asked_for():

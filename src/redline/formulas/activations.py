@@ -294,7 +294,7 @@ def mlp_workspace(shape: ModelShape, run: MicrobatchShape, again: bool = False) 
         forward.append(Held("mlp", "mlp.fc1", "wide output with its bias", T * shape.fc1_size * w - later))
     if shape.hidden_dropout and "bias_dropout_add" not in run.fused:
         draws.append(Held("mlp", "mlp.dropout", "mask drawing", _mask_drawing(run.seq_length * H, run)))
-    through_activation = {"squared-relu": 3}.get(shape.activation, 2 if shape.gated else 1)
+    through_activation = 2 if shape.gated else 3 if shape.activation == "squared-relu" and plain else 1
     backward = [Held("mlp", "mlp.fc2", "gradients through the activation", through_activation * T * F * e)]
     if run.copies_for_wgrad:
         grad = ITEM_BYTES[run.grad_dtype]
@@ -458,7 +458,7 @@ def _attention(shape: ModelShape, run: MicrobatchShape) -> Iterator[Held]:
 def _activation(shape: ModelShape, run: MicrobatchShape) -> Iterator[Held]:
     """Between fc1 and fc2: the input of each nonlinear step."""
     size = run.tokens * run.item
-    if shape.activation == "squared-relu":
+    if shape.activation == "squared-relu" and "activation" not in run.fused:
         yield Held("mlp", "mlp.activation", "relu", size * shape.ffn)
         return
     yield Held("mlp", "mlp.fc1", "output", size * shape.fc1_size)

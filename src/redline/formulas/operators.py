@@ -23,6 +23,3 @@ OPERATORS: frozenset[Operator] = frozenset(get_args(Operator)) - OPT_IN
 # Whole models that differ in the loss: its logits in memory, or made and used in chunks.
 WITH_LOGITS = OPERATORS - {"linear_cross_entropy"}
 WITHOUT_LOGITS = OPERATORS - {"cross_entropy"}
-
-# Activations that a kernel computes; squared-relu has none.
-FUSED_ACTIVATIONS = frozenset(("gelu", "gelu-tanh", "quick-geglu", "geglu", "swiglu"))

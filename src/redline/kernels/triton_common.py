@@ -35,8 +35,11 @@ def _exponent(x, KIND: tl.constexpr):
 
 @triton.jit
 def activate(x, KIND: tl.constexpr):
-    """The activation `KIND` ("silu", "tanh" and "quick" gelu, or "exact" gelu by erf) in fp32."""
-    if KIND == "exact":
+    """The activation `KIND` ("silu", "tanh" and "quick" gelu, "exact" gelu by erf, "relu2") in fp32."""
+    if KIND == "relu2":
+        rest = tl.where(x < 0.0, 0.0, x)  # a comparison keeps a NaN
+        y = rest * rest
+    elif KIND == "exact":
         y = x * (0.5 + 0.5 * tl.erf(x * 0.7071067811865476))
     else:
         y = x / (1.0 + tl.exp2(_exponent(x, KIND)))
@@ -46,17 +49,22 @@ def activate(x, KIND: tl.constexpr):
 @triton.jit
 def activate_and_slope(x, KIND: tl.constexpr):
     """The activation and its derivative."""
-    if KIND == "exact":
-        share = 0.5 + 0.5 * tl.erf(x * 0.7071067811865476)
-        steepness = 0.3989422804014327 * tl.exp(-0.5 * x * x)
+    if KIND == "relu2":
+        rest = tl.where(x < 0.0, 0.0, x)
+        y, slope = rest * rest, 2.0 * rest
     else:
-        share = 1.0 / (1.0 + tl.exp2(_exponent(x, KIND)))
-        steepness = share * (1.0 - share)
-        if KIND == "tanh":
-            steepness *= 1.5957691216057308 + 0.2140644488178008 * x * x
-        if KIND == "quick":
-            steepness *= 1.702
-    return x * share, share + x * steepness
+        if KIND == "exact":
+            share = 0.5 + 0.5 * tl.erf(x * 0.7071067811865476)
+            steepness = 0.3989422804014327 * tl.exp(-0.5 * x * x)
+        else:
+            share = 1.0 / (1.0 + tl.exp2(_exponent(x, KIND)))
+            steepness = share * (1.0 - share)
+            if KIND == "tanh":
+                steepness *= 1.5957691216057308 + 0.2140644488178008 * x * x
+            if KIND == "quick":
+                steepness *= 1.702
+        y, slope = x * share, share + x * steepness
+    return y, slope
 
 
 @triton.jit

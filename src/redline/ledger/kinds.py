@@ -46,7 +46,7 @@ _OPERATORS: tuple[tuple[Kind, tuple[str, ...]], ...] = (
     ),
     ("norm", ("layer_norm", "layernorm", "rms_norm", "rmsnorm", "qk_norm", "qknorm")),
     ("rope", ("rotary", "rope")),
-    ("activation", ("gelu", "silu", "swiglu", "geglu", "relu", "sigmoid", "tanh")),
+    ("activation", ("bias_activation", "gelu", "silu", "swiglu", "geglu", "relu", "sigmoid", "tanh")),
     ("embedding", ("embedding", "index_add", "index_select")),
     ("dropout", ("dropout", "bernoulli")),
     (

@@ -33,6 +33,7 @@ KINDS: dict[Activation, tuple[str, bool]] = {
     "quick-geglu": ("quick", True),
     "gelu": ("exact", False),
     "gelu-tanh": ("tanh", False),
+    "squared-relu": ("relu2", False),
 }
 Three = tuple[Tensor, Tensor, Tensor]
 

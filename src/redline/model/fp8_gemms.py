@@ -13,7 +13,7 @@ from redline.formulas.operators import Operator
 from redline.model.block import MLP, Block, SelfAttention
 from redline.model.fp8 import Fp8Gemm, Fp8Site, SiteGemm
 from redline.model.fp8_blocks import BlockGemm
-from redline.model.fp8_fused import KINDS, Fp8Mlp, Fp8NormSite
+from redline.model.fp8_fused import Fp8Mlp, Fp8NormSite
 from redline.model.fp8_head import Fp8Head
 from redline.model.modules import Linear, Norm, Site
 from redline.model.transformer import Transformer
@@ -144,7 +144,7 @@ class Fp8Gemms:
         fc1, fc2 = (self.gemms.get(f"{name}.{part}") for part in ("fc1", "fc2"))
         kind, rebuilds = mlp.shape.activation, mlp.rebuilds
         mlp.whole = None
-        fused = {"norm", "activation"} <= self._fused and kind in KINDS
+        fused = {"norm", "activation"} <= self._fused
         if fused and isinstance(fc1, Fp8Gemm) and isinstance(fc2, Fp8Gemm):
             mlp.whole = Fp8Mlp(mlp.norm, fc1, fc2, kind, rebuilds)
         mlp.fc1_site = self._after_norm(f"{name}.fc1", mlp.norm, mlp.fc1, rebuilds["layernorm"])

@@ -22,6 +22,7 @@ from redline.kernels import embedding as embedding_room
 from redline.kernels import qk_norm as qk_norm_room
 from redline.kernels.bias_geglu import bias_geglu
 from redline.kernels.bias_gelu import bias_gelu
+from redline.kernels.bias_squared_relu import bias_squared_relu
 from redline.kernels.bias_swiglu import bias_swiglu
 from redline.kernels.cross_entropy import VocabShard, cross_entropy
 from redline.kernels.layer_norm import layer_norm
@@ -188,12 +189,13 @@ _ACTIVATIONS: Mapping[Activation, Callable[..., Tensor]] = {
     "gelu-tanh": partial(bias_gelu, approximate="tanh"),
     "geglu": partial(bias_geglu, approximate="tanh"),
     "quick-geglu": partial(bias_geglu, approximate="quick"),
+    "squared-relu": bias_squared_relu,
     "swiglu": bias_swiglu,
 }
 
 
 def activation(y: Tensor, bias: Tensor | None, *, kind: Activation) -> Tensor:
-    """The activations of FUSED_ACTIVATIONS; they keep their input only."""
+    """One kernel each way, which keeps its input only."""
     return _ACTIVATIONS[kind](y, bias, main_grad=main_grad_of(bias), impl="triton")
 
 

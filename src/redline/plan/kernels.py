@@ -14,7 +14,7 @@ from redline.choice import Choice
 from redline.config import KernelsConfig
 from redline.config.flags import to_flag
 from redline.errors import ConfigError
-from redline.formulas.operators import FUSED_ACTIVATIONS, Operator
+from redline.formulas.operators import Operator
 from redline.formulas.shape import ModelShape
 
 FUSED_PRECISIONS = frozenset(("bf16", "fp16", "fp32"))
@@ -89,10 +89,6 @@ def choose_kernels(config: KernelsConfig, shape: ModelShape, at: Conditions) -> 
         choices.append(_choice(switch, asked, ("fused" if runs else "local"), why))
     if whole.ran == "fused":
         fused |= {"embedding", "adamw"}
-        if shape.activation not in FUSED_ACTIVATIONS:
-            choices.append(
-                Choice("activation", "auto", "local", f"there is no fused kernel for {shape.activation}")
-            )
     if config.fused_residual_rmsnorm:
         _check_residual(shape, fused)
         fused.add("residual_norm")
@@ -128,8 +124,7 @@ def _switches(config: KernelsConfig, shape: ModelShape, at: Conditions) -> Itera
     yield Switch(
         "rope_fusion", ("rope",), None if shape.position == "rope" else "the model turns no queries or keys"
     )
-    gelu = kind in FUSED_ACTIVATIONS - {"swiglu"}
-    yield Switch("bias_gelu_fusion", ("activation",), None if gelu else other)
+    yield Switch("bias_gelu_fusion", ("activation",), other if kind == "swiglu" else None)
     yield Switch("bias_swiglu_fusion", ("activation",), None if kind == "swiglu" else other)
     yield Switch("bias_dropout_fusion", ("bias_dropout_add",))
     without = None if at.attention == "unfused" else f"{at.attention} attention has no softmax of its own"

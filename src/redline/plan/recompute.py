@@ -136,9 +136,8 @@ def recompute_search(config: RunConfig, hardware: Hardware, cost: RecomputeCost)
         return None
     budget = round(config.recompute.memory_budget * hardware.memory_bytes)
     kept = BESIDE_RESIDUAL_NORM if config.kernels.fused_residual_rmsnorm else ()
-    if config.compile.use_torch_compile:
-        kept = MODULES
-    modules = tuple(name for name in MODULES if name not in kept)
+    modules = tuple(each for each in MODULES if each not in kept)
+    modules = () if config.compile.use_torch_compile else modules
     return RecomputeSearch(budget_bytes=budget, cost=cost, modules=modules)
 
 

@@ -1,66 +1,16 @@
-"""Bias + SwiGLU as an operator: what it supports, its autograd, the choice of kernel or reference."""
+"""Bias + SwiGLU as an operator."""
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
-import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from redline.errors import ShapeError
+from redline.kernels.activation_op import Form, bias_activation, supports
 from redline.kernels.bias_swiglu.reference import bias_swiglu_reference
-from redline.kernels.common import Impl, accumulate_into, apply, lazily, operator, use_triton, why_not
+from redline.kernels.common import Impl
 
-
-def supports(x: Tensor, bias: Tensor | None = None) -> str | None:
-    """Why the kernel cannot take these tensors, or None."""
-    return why_not(x, bias)
-
-
-def _forward_fake(x: Tensor, bias: Tensor | None, clamp: float | None, offset: float) -> Tensor:
-    return x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
-
-
-def _backward_fake(
-    dy: Tensor, x: Tensor, bias: Tensor | None, main_grad: Tensor | None, clamp: float | None, offset: float
-) -> tuple[Tensor, Tensor]:
-    like = x if bias is None else bias
-    return x.new_empty(x.shape), like.new_empty(0 if bias is None or main_grad is not None else x.shape[-1])
-
-
-_KERNEL = "redline.kernels.bias_swiglu.kernel"
-_forward = operator(
-    "bias_swiglu_fwd(Tensor x, Tensor? bias, float? clamp, float offset) -> Tensor",
-    lazily(_KERNEL, "forward"),
-    _forward_fake,
-)
-_backward = operator(
-    "bias_swiglu_bwd(Tensor dy, Tensor x, Tensor? bias, Tensor(a!)? main_grad, float? clamp, float offset)"
-    " -> (Tensor, Tensor)",
-    lazily(_KERNEL, "backward"),
-    _backward_fake,
-)
-
-
-class BiasSwiGLUFn(torch.autograd.Function):
-    """Saves the input and the bias; main_grad (of the bias) rides on ctx as an attribute."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, bias: Tensor | None, main_grad: Tensor | None, clamp: float | None, offset: float
-    ) -> Tensor:
-        ctx.save_for_backward(x, bias)
-        ctx.main_grad, ctx.clamp, ctx.offset = main_grad, clamp, offset
-        y: Tensor = _forward(x, bias, clamp, offset)
-        return y
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x, bias = ctx.saved_tensors
-        dx, dbias = _backward(dy, x, bias, ctx.main_grad, ctx.clamp, ctx.offset)
-        return dx, None if bias is None or ctx.main_grad is not None else dbias, None, None, None
+__all__ = ["bias_swiglu", "supports"]
 
 
 def bias_swiglu(
@@ -81,17 +31,6 @@ def bias_swiglu(
         impl: "triton", "reference", or "auto" (the kernel where `supports` has no objection).
     Raises: ShapeError when the shapes do not fit, ConfigError when impl="triton" cannot run.
     """
-    if not (x.dim() > 0 and x.shape[-1] > 0 and x.shape[-1] % 2 == 0):
-        raise ShapeError(
-            f"bias_swiglu: the last dim of x {tuple(x.shape)} is not even.",
-            "it holds gate and up side by side.",
-        )
-    if not (bias is None or (bias.shape == x.shape[-1:] and bias.is_contiguous())):
-        raise ShapeError(
-            f"bias_swiglu: the bias does not fit x {tuple(x.shape)}.",
-            "the bias is one contiguous vector as long as x's last dim.",
-        )
-    if use_triton("bias_swiglu", impl, supports(x, bias)):
-        y: Tensor = apply(BiasSwiGLUFn, x, bias, main_grad, clamp, offset)
-        return y
-    return bias_swiglu_reference(x, None if bias is None else accumulate_into(bias, main_grad), clamp, offset)
+    reference = partial(bias_swiglu_reference, clamp=clamp, offset=offset)
+    form = Form("silu", gated=True, clamp=clamp, offset=offset)
+    return bias_activation("bias_swiglu", form, reference, x, bias, main_grad, impl)

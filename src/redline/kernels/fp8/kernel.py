@@ -19,6 +19,7 @@ from torch import Tensor
 
 from redline.kernels.common import as_rows, ceil_div, next_power_of_2, num_sms, on_device_of
 from redline.kernels.fp8.reference import FP8_MAX, GEMM_MULTIPLE
+from redline.kernels.launch import launchable
 from redline.kernels.triton_common import Sum, activate, activate_and_slope, column_sums
 
 
@@ -56,6 +57,7 @@ def _fp8(x, scale, MAX: tl.constexpr, out_ptr):
     return y.to(out_ptr.dtype.element_ty)
 
 
+@launchable
 @triton.jit
 def _cast_kernel(
     x_ptr, scale_ptr, amax_ptr, q_ptr, qt_ptr, rows, cols, x_stride, t_stride,
@@ -81,6 +83,7 @@ def _cast_kernel(
     tl.atomic_max(amax_ptr, largest)
 
 
+@launchable
 @triton.jit
 def _transpose_kernel(
     q_ptr, qt_ptr, rows, cols, t_stride, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr
@@ -94,6 +97,7 @@ def _transpose_kernel(
     tl.store(target, tl.trans(q), mask=(col < cols)[:, None] & (row < t_stride)[None, :])
 
 
+@launchable
 @triton.jit
 def _norm_cast_kernel(
     x_ptr, weight_ptr, bias_ptr, scale_ptr, amax_ptr, q_ptr, mean_ptr, rstd_ptr, rows, cols, x_stride, eps,
@@ -136,6 +140,7 @@ def _biased(x_ptr, bias_ptr, offset, col, mask, cols, shift, HAS_BIAS: tl.conste
     return x
 
 
+@launchable
 @triton.jit
 def _activation_cast_kernel(
     x_ptr, bias_ptr, scale_ptr, amax_ptr, q_ptr, rows, cols, x_stride,
@@ -160,6 +165,7 @@ def _activation_cast_kernel(
     tl.atomic_max(amax_ptr, largest)
 
 
+@launchable
 @triton.jit
 def _activation_cast_bwd_kernel(
     dy_ptr, x_ptr, bias_ptr, scale_ptr, amax_ptr, q_ptr, partial_ptr, rows, cols, dy_stride, x_stride, splits,

@@ -1,4 +1,4 @@
-"""Bias + GELU in Triton: one pass forward, one backward, nothing kept but the input.
+"""Activations without a gate in Triton, for GELU and squared ReLU: one pass each way, only the input kept.
 
 Backward with a bias lets each program walk down its strip of columns, so that the bias gradient is summed in
 fp32 registers; a second launch adds the programs' partial rows in fixed order.
@@ -21,7 +21,7 @@ from redline.kernels.triton_common import Sum, activate, activate_and_slope, col
 
 @launchable
 @triton.jit
-def _bias_gelu_fwd_kernel(
+def _ungated_fwd_kernel(
     x_ptr, bias_ptr, y_ptr, rows, cols, x_stride,
     KIND: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
 ):  # fmt: skip
@@ -39,7 +39,7 @@ def _bias_gelu_fwd_kernel(
 
 @launchable
 @triton.jit
-def _bias_gelu_bwd_kernel(
+def _ungated_bwd_kernel(
     dy_ptr, x_ptr, bias_ptr, dx_ptr, partial_ptr, rows, cols, dy_stride, x_stride, splits,
     KIND: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr, NUM_STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -63,8 +63,8 @@ def _bias_gelu_bwd_kernel(
         tl.store(partial_ptr + split.to(tl.int64) * cols + col, tl.sum(dbias, axis=0), mask=col < cols)
 
 
-def forward(x: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
-    """x [..., F], bias [F] or None -> y [..., F]."""
+def ungated_forward(x: Tensor, bias: Tensor | None, kind: str) -> Tensor:
+    """x [..., F], bias [F] or None -> y [..., F]; `kind` as in `activate`."""
     y = contiguous_like(x)
     if y.numel() == 0:
         return y
@@ -72,15 +72,15 @@ def forward(x: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
     (rows, cols), config = x_rows.shape, tile_config(x_rows.shape[1])
     grid = (ceil_div(cols, config.block_cols) * ceil_div(rows, config.block_rows),)
     with on_device_of(x):
-        _bias_gelu_fwd_kernel[grid](
-            x_rows, bias, y, rows, cols, x_rows.stride(0), approximate,
+        _ungated_fwd_kernel[grid](
+            x_rows, bias, y, rows, cols, x_rows.stride(0), kind,
             config.block_rows, config.block_cols, num_warps=config.num_warps,
         )  # fmt: skip
     return y
 
 
-def backward(
-    dy: Tensor, x: Tensor, bias: Tensor | None, main_grad: Tensor | None, approximate: str
+def ungated_backward(
+    dy: Tensor, x: Tensor, bias: Tensor | None, main_grad: Tensor | None, kind: str
 ) -> tuple[Tensor, Tensor]:
     """(dx [..., F], dbias [F]); dbias is empty without a bias, and where it was added to main_grad."""
     dx = contiguous_like(x)
@@ -96,9 +96,9 @@ def backward(
         splits = min(splits, max(1, 6 * num_sms(x.get_device()) // strips))
         partial = x.new_empty((splits, cols), dtype=torch.float32)
     with on_device_of(x):
-        _bias_gelu_bwd_kernel[(strips * splits,)](
+        _ungated_bwd_kernel[(strips * splits,)](
             dy_rows, x_rows, bias, dx, partial, rows, cols, dy_rows.stride(0), x_rows.stride(0), splits,
-            approximate, config.block_rows, config.block_cols,
+            kind, config.block_rows, config.block_cols,
             3 if partial is not None else 1,  # a strip prefetches
             num_warps=config.num_warps,
         )  # fmt: skip
