@@ -75,7 +75,6 @@ def test_near_bf16(kind, options, kernel_device):
         gemms.step()
 
 
-<<<<<<< HEAD
 @pytest.mark.parametrize("recipe", ["blockwise", "mxfp8"])
 @pytest.mark.parametrize("wgrad", [True, False])
 @pytest.mark.parametrize("tokens", [50, 128])
@@ -113,10 +112,7 @@ def test_a_site_with_scales_of_blocks(recipe, wgrad, tokens, kernel_device):
     assert gaps["tensorwise"][1] > 0.3  # half of the gradient's rows are gone
 
 
-@pytest.mark.parametrize("kind", ["llama", "gpt2", "geglu", "quick-geglu"])
-=======
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "geglu", "quick-geglu", "gpt-nopos"])
->>>>>>> 5008e76 ([kernels] Squared ReLU has a kernel; the activation rooms share one operator; fp8 casts launch the short way; docs)
 def test_fused_sites_equal_the_plain_ones(kind, kernel_device):
     """Both round norm and activation to bf16 before the cast; 3 in 100 roundings differ, by an eighth."""
     generator = torch.Generator().manual_seed(3)
