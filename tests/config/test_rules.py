@@ -216,6 +216,16 @@ CASES: dict[str, list[tuple[str, str]]] = {
         for other in ("fp16", "fp32", "fp64")
     ],
     "recompute-auto-or-stated": [("--recompute auto --recompute-activations", "--recompute auto")],
+    "residual-norm-keeps-its-block": [
+        (
+            f"--fused-residual-rmsnorm --recompute-activations --recompute-modules {name}",
+            "--fused-residual-rmsnorm --recompute-activations",
+        )
+        for name in ("layernorm", "mlp")
+    ],
+    "residual-norm-in-16-bits": [
+        ("--fused-residual-rmsnorm --bf16 --fp8-format hybrid", "--fused-residual-rmsnorm --bf16")
+    ],
     "compiled-blocks-keep-their-modules": [
         ("--use-torch-compile --recompute-activations", f"--use-torch-compile {FULL}"),
     ],
