@@ -21,7 +21,7 @@ from model_cases import (
 )
 
 from redline.attention import MaskSpec
-from redline.formulas.operators import OPERATORS, WITH_LOGITS, WITHOUT_LOGITS
+from redline.formulas.operators import OPERATORS, OPT_IN, WITH_LOGITS, WITHOUT_LOGITS
 from redline.formulas.shape import ModelShape
 from redline.model import Ops, fused, fused_ops, local_ops
 from redline.model.random import dropout_at
@@ -133,7 +133,7 @@ def test_gradients_without_main_grad_and_in_another_dtype(name, main_grad, kerne
 
 def test_a_model_uses_every_fused_function(kernel_device):
     """Nothing in the record of all operators is a plain function, but the GEMM."""
-    plain, kernels = local_ops(), fused_ops()
+    plain, kernels = local_ops(), fused_ops(WITHOUT_LOGITS | OPT_IN)
     same = {f.name for f in fields(Ops) if getattr(plain, f.name) is getattr(kernels, f.name)}
     assert same == set() or same == {"linear"}
     assert all(
@@ -142,20 +142,19 @@ def test_a_model_uses_every_fused_function(kernel_device):
     )
 
 
-@pytest.mark.parametrize("operator", sorted(OPERATORS - {"adamw", "masked_softmax"}))
+@pytest.mark.parametrize("operator", sorted((OPERATORS | OPT_IN) - {"adamw", "masked_softmax"}))
 def test_each_operator_swaps_its_own_entries_only(operator):
     entries = {"rope": {"rope", "rope_qkv"}, "bias_dropout_add": {"bias_dropout_add", "dropout"}}
     entries |= {"cross_entropy": {"head_loss"}, "linear_cross_entropy": {"head_loss"}}
     swapped, plain = fused_ops({operator}), fused_ops(())
     module = "redline.model.fused"
-    found = set()
+    found, of_plain = set(), set()
     for field in fields(Ops):
-        function = getattr(swapped, field.name)
-        if getattr(function, "func", function).__module__ == module:
-            found.add(field.name)
-        function = getattr(plain, field.name)
-        assert getattr(function, "func", function).__module__ != module
-    assert found == entries.get(operator, {operator})
+        for ops, names in ((swapped, found), (plain, of_plain)):
+            function = getattr(ops, field.name)
+            if function is not None and getattr(function, "func", function).__module__ == module:
+                names.add(field.name)
+    assert found == entries.get(operator, {operator}) and not of_plain
 
 
 def test_masks_are_those_of_local_bit_for_bit(kernel_device):
