@@ -53,7 +53,7 @@ def test_help(capsys):
         (["--num-layers", "2", "--hidden-size", "64", "--num-attention-heads", "4"], "vocabulary-stated"),
         (["--preset", "llama3-8b", "--gpu", "h1000"], "no data sheet"),
         (["--preset", "llama3-8b", "--gpu"], "--gpu needs a value"),
-        (["--preset", "llama3-8b", "--tensor-model-parallel-size", "2"], "ranks-arranged"),
+        (["--preset", "llama3-8b", "--gpus", "3", "--tensor-model-parallel-size", "2"], "ranks-arranged"),
         (["--preset", "llama3-8b", "--no-such-flag"], "--no-such-flag"),
     ],
 )

@@ -81,13 +81,13 @@ def test_everything_wrong_is_said_at_once(refused: Refused) -> None:
     """W08: also what only together is impossible, and before anything is opened."""
     err = refused(
         "train --nun-layers 3 --train-iters x --global-batch-size 7 --micro-batch-size 2 --bf16 --fp16 "
-        "--tensor-model-parallel-size 2",
+        "--pipeline-model-parallel-size 2",
         2,
         "did you mean --num-layers?",
         "--train-iters x: the value must be a whole number",
         "--bf16 and --fp16 exclude each other",
         "--global-batch-size 7 is no multiple of --micro-batch-size 2",
-        "--tensor-model-parallel-size 2 is not available yet",
+        "--pipeline-model-parallel-size 2 is not available yet",
     )
     assert err.count("ConfigError: ") == 5
 

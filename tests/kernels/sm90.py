@@ -202,7 +202,7 @@ def compile_for_hopper(kernel: Kernel) -> bytes:
 
     module, _, name = kernel.place.partition(":")
     fn = getattr(import_module(f"redline.kernels.{module}"), name)
-    fn = getattr(fn, "kernel", fn)
+    fn = getattr(fn, "kernel", None) or fn  # as launch.py wraps it
     signature: dict[str, str] = {}
     constants: dict[tuple[int], Any] = {}
     attributes: dict[tuple[int], list[list[Any]]] = {}
