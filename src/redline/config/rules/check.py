@@ -7,11 +7,12 @@ from typing import Any
 
 from redline.config.flags import SET, Option
 from redline.config.problems import Problem
-from redline.config.rules import layout, model, training
+from redline.config.rules import layout, model, precision, recompute, training
 from redline.config.rules.rule import Rule, show
 from redline.config.tree import RunConfig, options, value_of
 
-RULES: tuple[Rule, ...] = (*model.RULES, *training.RULES, *layout.RULES)
+MODULES = (model, training, layout, recompute, precision)
+RULES: tuple[Rule, ...] = tuple(rule for module in MODULES for rule in module.RULES)
 
 
 def refusals(config: RunConfig) -> list[Problem]:

@@ -1,0 +1,103 @@
+"""Rules of fp8 and of multi-token prediction."""
+
+from redline.config.rules.rule import Broken, rule, rules_of
+from redline.config.tree import RunConfig
+
+
+@rule("fp8-or-fp4", "fp8_format", "fp4_format", why="a GEMM's operands have one format.")
+def fp8_or_fp4(config: RunConfig) -> Broken:
+    if not (config.precision.fp8_format and config.precision.fp4_format):
+        return None
+    return "--fp8-format does not go with --fp4-format.", "keep one of them."
+
+
+@rule(
+    "fp8-over-half",
+    "fp8_format",
+    "fp4_format",
+    "fp32",
+    "fp64",
+    why="fp8 GEMMs work beside bf16 or fp16 activations.",
+)
+def fp8_over_half(config: RunConfig) -> Broken:
+    p = config.precision
+    if not (p.fp8_format or p.fp4_format) or not (p.fp32 or p.fp64):
+        return None
+    return f"--{'fp32' if p.fp32 else 'fp64'} does not go with low-precision GEMMs.", "use --bf16."
+
+
+@rule(
+    "fp8-compile",
+    "fp8_format",
+    "use_torch_compile",
+    why="the casts of fp8 keep their scales in a state that a compiled block would freeze.",
+    training=True,
+)
+def fp8_compile(config: RunConfig) -> Broken:
+    if config.precision.fp8_format is None or not config.compile.use_torch_compile:
+        return None
+    return "--fp8-format does not go with --use-torch-compile.", "leave --use-torch-compile out."
+
+
+@rule(
+    "fp8-tp-overlap",
+    "fp8_format",
+    "tp_comm_overlap",
+    why="collectives beside a GEMM in fp8 run before or after it.",
+    training=True,
+)
+def fp8_tp_overlap(config: RunConfig) -> Broken:
+    if config.precision.fp8_format is None or not config.overlap.tp_comm_overlap:
+        return None
+    return "--fp8-format does not go with --tp-comm-overlap.", "leave --tp-comm-overlap out."
+
+
+@rule(
+    "fp8-head-tensor-parallel",
+    "fp8_output_proj",
+    "tensor_model_parallel_size",
+    why="the head in fp8 holds the whole vocabulary.",
+    training=True,
+)
+def fp8_head_tensor_parallel(config: RunConfig) -> Broken:
+    tp = config.parallel.tensor_model_parallel_size
+    if not config.precision.fp8_output_proj or tp == 1:
+        return None
+    return f"--fp8-output-proj does not go with --tensor-model-parallel-size {tp}.", "leave it out."
+
+
+@rule(
+    "fp8-gather-needs",
+    "fp8_param_gather",
+    "fp4_param_gather",
+    "use_distributed_optimizer",
+    why="the main parameters live in the sharded optimizer.",
+)
+def fp8_gather_needs(config: RunConfig) -> Broken:
+    p = config.precision
+    if not (p.fp8_param_gather or p.fp4_param_gather) or config.parallel.use_distributed_optimizer:
+        return None
+    name = "fp8" if p.fp8_param_gather else "fp4"
+    return (
+        f"--{name}-param-gather is given without --use-distributed-optimizer.",
+        "add --use-distributed-optimizer.",
+    )
+
+
+@rule(
+    "mtp-positions",
+    "mtp_num_layers",
+    "position_embedding_type",
+    "mtp_hsm",
+    why="each depth shifts the sequence by one, which learned positions would have to follow.",
+)
+def mtp_positions(config: RunConfig) -> Broken:
+    depths, kind = config.mtp.mtp_num_layers, config.model.position_embedding_type
+    if depths and kind not in ("rope", "none"):
+        return f"--mtp-num-layers {depths} does not go with --position-embedding-type {kind}.", "use rope."
+    if config.mtp.mtp_hsm and depths == 1:
+        return "--mtp-hsm is given with one depth.", "use --mtp-num-layers 2 or more."
+    return None
+
+
+RULES = rules_of(globals())
