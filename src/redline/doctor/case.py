@@ -13,7 +13,7 @@ from redline.doctor.finding import Mend
 from redline.doctor.links import linked
 from redline.errors import RedlineError
 from redline.formulas.time import Rates
-from redline.hardware import Hardware
+from redline.hardware import BLACKWELL, TURING, Hardware
 from redline.plan.cost import StepCost, predict
 from redline.plan.cost_rates import rates_of
 from redline.plan.cost_setup import Dialect, Setup, effective, setup_of
@@ -28,7 +28,6 @@ TRIFLE, TRIFLE_BYTES = 0.001, 0.02  # of a step, of the card
 CDMC = "CUDA_DEVICE_MAX_CONNECTIONS"
 # In Megatron-LM these have no default: unstated, they are unknown, and nothing is predicted.
 REQUIRED = ("num_layers", "hidden_size", "num_attention_heads", "seq_length", "micro_batch_size")
-BLACKWELL, HOPPER, ADA, AMPERE, TURING = (10, 0), (9, 0), (8, 9), (8, 0), (7, 5)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,11 +2,16 @@
 
 from redline.hardware.datasheet import SHEETS, DataSheet, find_sheet, hardware_named
 from redline.hardware.detect import detect, detect_cpu, driver_version, glance
-from redline.hardware.hardware import Hardware
+from redline.hardware.hardware import ADA, AMPERE, BLACKWELL, HOPPER, TURING, Hardware
 from redline.hardware.measure import measure_gemm_peak, with_measured_peak
 
 __all__ = [
+    "ADA",
+    "AMPERE",
+    "BLACKWELL",
+    "HOPPER",
     "SHEETS",
+    "TURING",
     "DataSheet",
     "Hardware",
     "detect",

@@ -9,6 +9,9 @@ from typing import Any, Literal
 
 DeviceKind = Literal["cpu", "cuda"]
 
+# Compute capabilities with which NVIDIA's generations begin: bf16 units come with Ampere, fp8 units with Ada.
+TURING, AMPERE, ADA, HOPPER, BLACKWELL = (7, 5), (8, 0), (8, 9), (9, 0), (10, 0)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:

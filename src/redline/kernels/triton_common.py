@@ -17,6 +17,28 @@ from redline.kernels.launch import launchable
 
 
 @triton.jit
+def philox_words(k0, k1, iteration, sample, block):
+    """The 4 words of Philox 4x32-10 for each block (layout: rng.py).
+
+    Written out instead of tl.philox so that one wide multiplication gives both halves of a product: at the
+    rate of memory, the multiplications are what limits a kernel that drops.
+    """
+    c0, c1 = block.to(tl.uint32), (block >> 32).to(tl.uint32)
+    c2 = tl.zeros_like(c0) + sample.to(tl.uint32)
+    c3 = tl.zeros_like(c0) + iteration
+    for _ in tl.static_range(10):
+        product0 = c0.to(tl.uint64) * 0xD2511F53
+        product1 = c2.to(tl.uint64) * 0xCD9E8D57
+        c0 = (product1 >> 32).to(tl.uint32) ^ c1 ^ k0
+        c2 = (product0 >> 32).to(tl.uint32) ^ c3 ^ k1
+        c1 = product1.to(tl.uint32)
+        c3 = product0.to(tl.uint32)
+        k0 = tl.add(k0, 0x9E3779B9, sanitize_overflow=False)
+        k1 = tl.add(k1, 0xBB67AE85, sanitize_overflow=False)
+    return c0, c1, c2, c3
+
+
+@triton.jit
 def _exponent(x, KIND: tl.constexpr):
     """e such that the activation is x / (1 + 2^e): silu, quick gelu, or gelu by tanh.
 

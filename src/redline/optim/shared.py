@@ -7,7 +7,7 @@ in one collective a step. And a norm over all ranks must count a parameter that 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 from redline.comm.collectives import all_reduce
 from redline.comm.groups import Group
 from redline.formulas.params import Shared
-from redline.optim.flat import Buffer, FlatBuffers, Kind, main_parts
+from redline.optim.flat import Buffer, FlatBuffers, Kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +55,6 @@ class SharedParameters:
                 flat = buffer.tensors[kind]
                 found += [flat[start:end] for start, end in self.counted_ranges(buffer)]
         return found
-
-    def counted_main_params(self, buffers: FlatBuffers) -> Iterator[Tensor]:
-        """The main parameters for which this rank answers, in the main dtype, part by part."""
-        for buffer in buffers.buffers:
-            for start, end in self.counted_ranges(buffer):
-                yield from main_parts(buffer, start, end)
 
     def counted_ranges(self, buffer: Buffer) -> list[tuple[int, int]]:
         """The same as ranges of elements of one buffer, in order; padding, which is zero, may lie inside."""

@@ -5,10 +5,9 @@ from __future__ import annotations
 from redline.choice import Choice
 from redline.config import OptimConfig, PrecisionConfig
 from redline.formulas.state import StateDtypes
-from redline.hardware import Hardware
+from redline.hardware import AMPERE, Hardware
 
 NAMES = ("bf16", "fp16", "fp32", "fp64")
-AMPERE = (8, 0)  # the first NVIDIA generation with bf16 units
 
 
 def choose_precision(precision: PrecisionConfig, hardware: Hardware) -> Choice:

@@ -10,9 +10,8 @@ from redline.choice import Choice
 from redline.config import PrecisionConfig
 from redline.errors import ConfigError
 from redline.formulas.shape import ModelShape
-from redline.hardware import Hardware
+from redline.hardware import ADA, BLACKWELL, HOPPER, Hardware
 
-ADA, HOPPER, BLACKWELL = (8, 9), (9, 0), (10, 0)  # of NVIDIA's generations, Ada is the first with fp8 units
 # Of both sizes of a weight; tokens are padded, weights are not.
 MULTIPLES = {"delayed": 16, "tensorwise": 16, "blockwise": 128, "mxfp8": 32}
 

@@ -14,6 +14,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from redline.kernels.triton_common import philox_words
+
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 
@@ -147,24 +149,6 @@ def seen(lo, hi, col, seg_ptr, row, rows, cols, SEGMENTS: tl.constexpr):
         of_col = tl.load(seg_ptr + col, mask=col < cols, other=-1)
         visible &= (of_row[:, None] == of_col[None, :]) & (of_row >= 0)[:, None]
     return visible
-
-
-@triton.jit
-def philox_words(k0, k1, iteration, sample, block):
-    """The 4 words of Philox 4x32-10 of each block (layout: rng.py)."""
-    c0, c1 = block.to(tl.uint32), (block >> 32).to(tl.uint32)
-    c2 = tl.zeros_like(c0) + sample
-    c3 = tl.zeros_like(c0) + iteration
-    for _ in tl.static_range(10):
-        product0 = c0.to(tl.uint64) * 0xD2511F53
-        product1 = c2.to(tl.uint64) * 0xCD9E8D57
-        c0 = (product1 >> 32).to(tl.uint32) ^ c1 ^ k0
-        c2 = (product0 >> 32).to(tl.uint32) ^ c3 ^ k1
-        c1 = product1.to(tl.uint32)
-        c3 = product0.to(tl.uint32)
-        k0 = tl.add(k0, 0x9E3779B9, sanitize_overflow=False)
-        k1 = tl.add(k1, 0xBB67AE85, sanitize_overflow=False)
-    return c0, c1, c2, c3
 
 
 @triton.jit

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from redline.doctor.case import BLACKWELL, CDMC, Case
+from redline.doctor.case import CDMC, Case
 from redline.doctor.finding import Hit, Mend
 from redline.doctor.registry import check
 from redline.formulas.time import bubble_share
+from redline.hardware import BLACKWELL
 from redline.plan.cost_setup import virtual_stages
 
 WORTH = 0.01

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from redline.doctor.case import ADA, BLACKWELL, HOPPER, Case
+from redline.doctor.case import Case
 from redline.doctor.finding import Hit, Mend
 from redline.doctor.registry import check
 from redline.formulas.resolve import ffn_size
 from redline.formulas.time import gemm_s, stream_s
 from redline.formulas.traffic import cast_bytes
+from redline.hardware import ADA, BLACKWELL, HOPPER
 
 WORTH = 0.04
 

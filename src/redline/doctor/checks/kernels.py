@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from redline.doctor.case import AMPERE, Case, unstated
+from redline.doctor.case import Case, unstated
 from redline.doctor.finding import Hit, Mend
 from redline.doctor.registry import check
 from redline.formulas.resolve import ffn_size
+from redline.hardware import AMPERE
 from redline.plan.cost_setup import virtual_stages
 
 FUSIONS = (

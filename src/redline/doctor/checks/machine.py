@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from redline.doctor.case import HOPPER, Case
+from redline.doctor.case import Case
 from redline.doctor.finding import Hit, Mend
 from redline.doctor.links import OVER_HOST, named_cards, slower, sockets
 from redline.doctor.machine import NcclLog
 from redline.doctor.registry import check
 from redline.formulas.time import Link, Rates
-from redline.hardware import Hardware, hardware_named
+from redline.hardware import HOPPER, Hardware, hardware_named
 from redline.plan.communication import FAST_LINKS_OFF
 from redline.plan.cost_rates import host_link, rates_of
 

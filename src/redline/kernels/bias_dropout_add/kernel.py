@@ -17,7 +17,7 @@ from torch import Tensor
 
 from redline.kernels.common import as_rows, ceil_div, contiguous_like, num_sms, on_device_of, tile_config
 from redline.kernels.launch import launchable
-from redline.kernels.triton_common import Sum, column_sums
+from redline.kernels.triton_common import Sum, column_sums, philox_words
 from redline.rng import keep_threshold
 
 # Of a backward that sums. 7 programs of 4 warps and 72 registers are resident at once; 10 are faster (194 us
@@ -30,28 +30,6 @@ def _draw_of(key_ptr, iteration_ptr):
     """What all draws of a launch share: the two key words and the iteration, scalars in memory."""
     k0, k1 = tl.load(key_ptr).to(tl.uint32), tl.load(key_ptr + 1).to(tl.uint32)
     return k0, k1, tl.load(iteration_ptr).to(tl.uint32)
-
-
-@triton.jit
-def _philox_words(k0, k1, iteration, sample, block):
-    """The 4 words of Philox 4x32-10 for each block.
-
-    Written out instead of tl.philox so that one wide multiplication gives both halves of a product: at the
-    rate of memory, the multiplications are what limits this kernel.
-    """
-    c0, c1 = block.to(tl.uint32), (block >> 32).to(tl.uint32)
-    c2 = tl.zeros_like(c0) + sample.to(tl.uint32)
-    c3 = tl.zeros_like(c0) + iteration
-    for _ in tl.static_range(10):
-        product0 = c0.to(tl.uint64) * 0xD2511F53
-        product1 = c2.to(tl.uint64) * 0xCD9E8D57
-        c0 = (product1 >> 32).to(tl.uint32) ^ c1 ^ k0
-        c2 = (product0 >> 32).to(tl.uint32) ^ c3 ^ k1
-        c1 = product1.to(tl.uint32)
-        c3 = product0.to(tl.uint32)
-        k0 = tl.add(k0, 0x9E3779B9, sanitize_overflow=False)
-        k1 = tl.add(k1, 0xBB67AE85, sanitize_overflow=False)
-    return c0, c1, c2, c3
 
 
 @triton.jit
@@ -69,14 +47,14 @@ def _keep(
     if QUADS:
         quad = first_col // 4 + tl.arange(0, BLOCK_COLS // 4)
         block = (position * (cols // 4))[:, None] + quad[None, :]
-        w0, w1, w2, w3 = _philox_words(k0, k1, iteration, sample, block)
+        w0, w1, w2, w3 = philox_words(k0, k1, iteration, sample, block)
         bits = (w0 >= threshold).to(tl.int32) | ((w1 >= threshold).to(tl.int32) << 1)
         bits |= ((w2 >= threshold).to(tl.int32) << 2) | ((w3 >= threshold).to(tl.int32) << 3)
         spread = (bits[:, :, None] >> tl.arange(0, 4)[None, None, :]) & 1
         keep = tl.reshape(spread, [BLOCK_ROWS, BLOCK_COLS]) != 0
     else:
         element = (position * cols)[:, None] + (first_col + tl.arange(0, BLOCK_COLS))[None, :]
-        w0, w1, w2, w3 = _philox_words(k0, k1, iteration, sample, element >> 2)
+        w0, w1, w2, w3 = philox_words(k0, k1, iteration, sample, element >> 2)
         index = element & 3
         word = tl.where(index < 2, tl.where(index == 0, w0, w1), tl.where(index == 2, w2, w3))
         keep = word >= threshold

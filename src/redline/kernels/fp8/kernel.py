@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from redline.kernels.common import as_rows, ceil_div, next_power_of_2, num_sms, on_device_of
-from redline.kernels.fp8.reference import FP8_MAX, GEMM_MULTIPLE
+from redline.kernels.fp8.reference import FP8_MAX, padded
 from redline.kernels.launch import launchable
 from redline.kernels.triton_common import Sum, activate, activate_and_slope, column_sums
 
@@ -217,7 +217,7 @@ def cast(
     x = as_rows(x)
     rows, cols = x.shape
     q = torch.empty((rows, cols) if rows_wanted else (0,), dtype=dtype, device=x.device)
-    qt = torch.empty((cols, _padded(rows)) if columns_wanted else (0,), dtype=dtype, device=x.device)
+    qt = torch.empty((cols, padded(rows)) if columns_wanted else (0,), dtype=dtype, device=x.device)
     if x.numel() == 0:
         return q, qt
     tile = TILES["cast both" if columns_wanted else "cast"]
@@ -232,7 +232,7 @@ def cast(
 def transpose(q: Tensor) -> Tensor:
     """[T, C] -> [C, T'], padded with zeros."""
     rows, cols = q.shape
-    qt = torch.empty((cols, _padded(rows)), dtype=q.dtype, device=q.device)
+    qt = torch.empty((cols, padded(rows)), dtype=q.dtype, device=q.device)
     if q.numel() == 0:
         return qt
     tile = TILES["transpose"]
@@ -324,7 +324,3 @@ def activation_cast_backward(
         if partial is not None:
             column_sums(Sum(partial, dbias if main_grad is None else main_grad, main_grad is not None))
     return q, transpose(q), dbias
-
-
-def _padded(rows: int) -> int:
-    return ceil_div(rows, GEMM_MULTIPLE) * GEMM_MULTIPLE

@@ -19,6 +19,11 @@ FP8_CUT: dict[torch.dtype, float] = {torch.float8_e4m3fn: 464.0, torch.float8_e5
 GEMM_MULTIPLE = 16  # of both sizes of an operand that are summed over or stored contiguously
 
 
+def padded(rows: int) -> int:
+    """Tokens as a GEMM sums over them."""
+    return ceil_div(rows, GEMM_MULTIPLE) * GEMM_MULTIPLE
+
+
 def quantize(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     """x [...] times the one number of `scale`, saturated and rounded to nearest even, as `dtype`."""
     largest = FP8_MAX[dtype]
@@ -28,8 +33,7 @@ def quantize(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
 def transposed(q_TC: Tensor) -> Tensor:
     """[T, C] -> [C, T'] contiguous, T padded with zeros to what a GEMM sums over."""
     rows, cols = q_TC.shape
-    padded = ceil_div(rows, GEMM_MULTIPLE) * GEMM_MULTIPLE
-    q_CT = q_TC.new_zeros((cols, padded))
+    q_CT = q_TC.new_zeros((cols, padded(rows)))
     q_CT[:, :rows] = q_TC.T
     return q_CT
 
