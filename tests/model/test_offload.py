@@ -89,3 +89,37 @@ def test_backward_asks_for_the_layer_before(monkeypatch):
             started.setdefault(moved, place)
     early = [moved for moved in first_wanted if started[moved] < first_wanted[moved] - 1]
     assert len(early) >= len(first_wanted) // 3, "tensors of the earlier layer are on their way beforehand"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_gpu_holds_less_and_computes_the_same():
+    """Of six layers, four away: after forward their bytes are free, and after backward no bit differs."""
+    shape = make_shape("llama", num_layers=6, hidden=1024, ffn=2816, num_heads=8, head_dim=128)
+    held, found = [], []
+    for layers in (0, 4):
+        model = make_model(
+            shape,
+            torch.bfloat16,
+            "cuda",
+            main_grad=torch.float32,
+            backend="unfused",
+            offload_layers=layers,
+        )
+        losses = []
+        for seed in range(3):  # memory that copies have left is used again meanwhile
+            batch = make_batch(shape, B=2, S=512, device="cuda", seed=seed)
+            torch.cuda.synchronize()
+            before = torch.cuda.memory_allocated()
+            loss = run_loss(model, batch)
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()  # frees what waited for a copy alone
+            held.append(torch.cuda.memory_allocated() - before)
+            loss.backward()
+            losses.append(loss.item())
+            del loss
+        found.append((losses, gradients(model)))
+    assert found[0][0] == found[1][0]
+    assert all(torch.equal(found[1][1][name], grad) for name, grad in found[0][1].items())
+    plain, away = max(held[:3]), max(held[3:])
+    assert away < plain * (1 - 4 / 6) + 0.1 * plain  # what is left of six layers, with loss and batch
