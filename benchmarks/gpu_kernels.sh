@@ -1,18 +1,19 @@
 #!/usr/bin/env bash
 # The fused operators on one GPU. Results go to $OUT (default bench-out) as JSON, with the logs beside them.
-# usage: OUT=dir benchmarks/gpu_kernels.sh [tests] [kernels] [full] [tune] [steps]
+# usage: OUT=dir [COMMIT=rev] benchmarks/gpu_kernels.sh [tests] [kernels] [full] [tune] [steps]
 #   tests    the kernels' tests on this card -> gpu-tests.json               (3 minutes)
 #   kernels  every operator against its twin, torch.compile and the libraries that are installed -> kernels.json
-#            (one case an operator, two of head and loss; 4 minutes)
+#            (one case an operator, two of head and loss; 5 minutes, and one more where quack compiles itself)
 #   full     the same at every size -> kernels-full.json                     (9 minutes)
 #   tune     device time kernel by kernel, and other launch choices -> tune.json  (3 minutes)
-#   steps    whole training steps, local and fused -> step-*.json            (8 minutes)
-# With no stage named: tests and kernels, within 8 minutes.
+#   steps    whole steps with plain operators, fused ones, the residual in the norm -> step-*.json  (3 minutes)
+# With no stage named: tests and kernels. What a stage has measured is written as it comes.
 set -u
 cd "$(dirname "$0")/.."
 export PYTHONPATH="src${PYTHONPATH:+:$PYTHONPATH}" OUT="${OUT:-bench-out}" PYTHONUNBUFFERED=1
 mkdir -p "$OUT"
 PYTHON="${PYTHON:-python3}"
+REVISION=(${COMMIT:+--commit "$COMMIT"})
 [ $# -eq 0 ] && set -- tests kernels
 
 tests() {
@@ -33,12 +34,12 @@ PY
 }
 
 kernels() {
-  timeout 290 "$PYTHON" -m redline bench kernels --quick --out "$OUT/kernels.json"
+  timeout 400 "$PYTHON" -m redline bench kernels --quick --out "$OUT/kernels.json" "${REVISION[@]}"
   echo "kernels: rc $?"
 }
 
 full() {
-  timeout 560 "$PYTHON" -m redline bench kernels --out "$OUT/kernels-full.json"
+  timeout 560 "$PYTHON" -m redline bench kernels --out "$OUT/kernels-full.json" "${REVISION[@]}"
   echo "full: rc $?"
 }
 
@@ -48,13 +49,11 @@ tune() {
 }
 
 steps() {
-  for impl in local fused; do
-    for model in "llama3-8b --num-layers 8" "llama3.2-1b"; do
-      timeout 150 "$PYTHON" -m redline bench step --preset $model --transformer-impl $impl --seq-length 8192 --mock-data \
-        --micro-batch-size 1 --global-batch-size 4 --train-iters 20 --eval-iters 0 --bf16 --attention-backend fused \
-        --steps 8 --out "$OUT/step-${model%% *}-$impl.json"
-      echo "$model $impl: rc $?"
-    done
+  for model in "llama3-8b --num-layers 8" "llama3.2-1b"; do
+    timeout 150 "$PYTHON" -m redline bench step --operators --preset $model --seq-length 8192 --mock-data --bf16 \
+      --micro-batch-size 1 --global-batch-size 4 --train-iters 20 --eval-iters 0 --attention-backend fused --steps 6 \
+      --out "$OUT/step-operators-${model%% *}.json" "${REVISION[@]}" | grep -E "tokens/s|Error|why|mend"
+    echo "$model: rc ${PIPESTATUS[0]}"
   done
 }
 

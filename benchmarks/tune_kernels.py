@@ -9,17 +9,18 @@ Two lists. "breakdown": device time of each kernel of a forward and backward of 
 from __future__ import annotations
 
 import importlib
-import json
 import statistics
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 from redline.bench.kernels import CACHE_BYTES, QUICK, Call, cases_of
+from redline.files import write_json_atomic
 from redline.kernels.bench_case import BenchCase
 from redline.kernels.common import RowConfig, TileConfig, next_power_of_2
 from redline.kernels.qk_norm.kernel import HeadConfig
@@ -31,7 +32,7 @@ ROOMS = "redline.kernels."
 
 def kernel_times(case: BenchCase, device: torch.device) -> list[tuple[str, float]]:
     """(kernel, median us) in the order of launch, of a forward and backward with a cold L2 cache."""
-    call = Call(case, case.providers["fused"](), device)
+    call = Call(case, "fused", case.providers["fused"](), device)
     cache = torch.empty(CACHE_BYTES, dtype=torch.int8, device=device)
     for _ in range(3):
         call.both()
@@ -106,28 +107,31 @@ def choices() -> Iterator[tuple[str, str, str, str, Any]]:
 
 
 def main(out: str) -> None:
-    """Measure and write."""
+    """Measure, and write after each figure: the run may be cut short."""
     device = torch.device("cuda")
     cases = {case.op: case for case in reversed(cases_of(effort=QUICK))}
     breakdown: dict[str, Any] = {}
+    found: list[dict[str, Any]] = []
+
+    def keep() -> None:
+        card = torch.cuda.get_device_name()
+        write_json_atomic(Path(out), {"device": card, "breakdown": breakdown, "choices": found})
+
     for op, case in cases.items():
         breakdown[op] = {"case": case.name, "kernels": kernel_times(case, device)}
         print(op, case.name, *(f"{us:.1f} {name}" for name, us in breakdown[op]["kernels"]), sep="\n   ")
+        keep()
         torch.cuda.empty_cache()
-    found = []
     for op, what, module, name, value in choices():
         try:
             with replaced(module, name, value):
                 times = kernel_times(cases[op], device)
         except Exception as error:  # a configuration may not fit the card: that is a result too
             found.append({"op": op, "what": what, "error": f"{type(error).__name__}: {error}"[:200]})
-            continue
-        found.append({"op": op, "what": what, "total_us": sum(us for _, us in times), "kernels": times})
-        print(f"{op}: {what}: {found[-1]['total_us']:.1f} us", flush=True)
-    with open(out, "w", encoding="utf-8") as file:
-        json.dump(
-            {"device": torch.cuda.get_device_name(), "breakdown": breakdown, "choices": found}, file, indent=1
-        )
+        else:
+            found.append({"op": op, "what": what, "total_us": sum(us for _, us in times), "kernels": times})
+            print(f"{op}: {what}: {found[-1]['total_us']:.1f} us", flush=True)
+        keep()
 
 
 if __name__ == "__main__":

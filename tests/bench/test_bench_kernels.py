@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 
 from redline.bench.gate import check, draw
-from redline.bench.kernels import FULL, QUICK, all_passed, cases_of, cut, libraries, rooms
+from redline.bench.kernels import FULL, QUICK, _load, all_passed, cases_of, cut, libraries, rooms
 from redline.cli.main import main
 from redline.errors import UsageError
 from redline.kernels.bench_case import BenchCase, twins
@@ -134,6 +134,45 @@ def test_cases():
     assert {case.op for case in cases_of(["rotary", "adamw"])} == {"rotary", "adamw"}
     with pytest.raises(UsageError, match="did you mean rms_norm"):
         cases_of(["rmsnorm"])
+
+
+def test_a_library_that_breaks_is_said_so_beside_the_others():
+    def breaks():
+        raise RuntimeError("no such card\nand a long trace")
+
+    def missing():
+        raise ImportError("No module named 'quack'")
+
+    case = norm_case(None)
+    case = replace(case, providers={**case.providers, "liger": breaks, "quack": missing})
+    found, errors = _load(case, replace(QUICK, compile=False))
+    assert list(found) == ["fused", "eager"]
+    assert errors == {
+        "liger": "RuntimeError: no such card",
+        "quack": "not installed: No module named 'quack'",
+    }
+
+
+def test_adapted_inputs_are_the_same_numbers():
+    """Where a library's kernel wants another layout, the copy into it is not timed."""
+    geglu = cases_of(["bias_geglu"])[0]
+    x = torch.randn(3, 8, requires_grad=True)
+    gate, up = geglu.inputs_of("liger", (x,))
+    assert torch.equal(torch.cat((gate, up), dim=1), x) and gate.is_leaf and gate.is_contiguous()
+    assert geglu.inputs_of("fused", (x,))[0] is x
+    rope = cases_of(["rotary"])[0]  # 32 heads and 8 groups of 128
+    S, B, D = 3, 2, 128
+    qkv = torch.randn(S, B, 48 * D, requires_grad=True)
+    cos, sin = torch.randn(2, S, D // 2)
+    q, k, cos_1, _ = rope.inputs_of("liger", (qkv.view(qkv.shape), cos, sin))
+    heads = qkv.view(S, B, 48, D)
+    assert torch.equal(q.permute(2, 0, 1, 3), heads[:, :, :32]) and q.transpose(1, 2).is_contiguous()
+    assert torch.equal(k.permute(2, 0, 1, 3), heads[:, :, 32:40]) and k.transpose(1, 2).is_contiguous()
+    assert torch.equal(cos_1[0], cos) and q.is_leaf and q.requires_grad
+    (whole, *_) = rope.inputs_of("quack", (qkv, cos, sin))
+    assert torch.equal(whole.transpose(0, 1), qkv) and whole.is_contiguous() and whole.is_leaf
+    empty = cut((qkv, cos, sin), 0)
+    assert rope.inputs_of("liger", empty)[0].numel() == 0 and rope.inputs_of("quack", empty)[0].numel() == 0
 
 
 def test_empty_inputs():

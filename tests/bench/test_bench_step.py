@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from redline.bench.variants import IMPLEMENTATIONS
+from redline.bench.variants import IMPLEMENTATIONS, OPERATORS, UNFUSED
 from redline.build import compile
 from redline.cli.main import main
+from redline.config import KernelsConfig
 
 TINY = (
     "--num-layers 1 --hidden-size 32 --num-attention-heads 2 --vocab-size 101 --seq-length 64 --swiglu "
@@ -60,3 +61,23 @@ def test_packed_documents_beside_dense_samples(bench: Any) -> None:
     assert dense["tokens_per_step"] == 2 * 64 >= packed["tokens_per_step"] > 0.9 * 2 * 64
     assert packed["parameters"] == dense["parameters"]
     assert packed["flops_ratio"] < packed["ratio"], "less attention to compute for a token"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU runs every row")
+def test_operators_differ_in_nothing_else(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every row has Redline's optimizer; the residual joins the norm only where that is RMSNorm."""
+    assert all("--transformer-impl fused" in " ".join(flags) for flags in OPERATORS.values())
+    fusions = {field for field in KernelsConfig.__dataclass_fields__ if field.endswith("_fusion")}
+    off = {flag.removeprefix("--no-").replace("-", "_") for flag in UNFUSED}
+    assert off == fusions - {"gradient_accumulation_fusion"} | {"persist_layer_norm"}
+    written: list[int] = []
+    monkeypatch.setattr(
+        "redline.bench.write_result", lambda out, case, device, rows, commit: written.append(len(rows))
+    )
+    assert main(f"bench step {TINY} --operators --mock-data --out x.json".split()) == 1
+    assert written == [1, 2, 2], "after each row, so that a run cut short leaves what it measured"
+    written.clear()
+    assert (
+        main(f"bench step {TINY} --operators --mock-data --normalization RMSNorm --out x.json".split()) == 1
+    )
+    assert written == [1, 2, 3, 3]

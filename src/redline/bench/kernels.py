@@ -32,6 +32,7 @@ HEAD_START = (
     2_000_000  # cycles that the device waits, about a millisecond: the host queues a whole call meanwhile
 )
 HOST_CALLS = 200
+Keep = Callable[[list[dict[str, Any]]], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,19 +86,25 @@ def libraries() -> dict[str, str | None]:
     return found
 
 
-def bench_kernels(only: Sequence[str], effort: Effort, say: Callable[[str], object]) -> list[dict[str, Any]]:
+def bench_kernels(
+    only: Sequence[str], effort: Effort, say: Callable[[str], object], keep: Keep = lambda rows: None
+) -> list[dict[str, Any]]:
     """Check and time the cases on the current GPU; one row a case, the measured copy bandwidth in each.
 
     A case that fails has a row with its error in place of figures. Each row says which libraries were there.
+
+    Args:
+        keep: gets all rows so far after each case, so that a run that is cut short leaves what it measured.
     """
     compared = libraries()
     say(", ".join(f"{name} {version or 'not installed'}" for name, version in compared.items()))
     device = torch.device("cuda", torch.cuda.current_device())
     copy_rate = copy_bandwidth(device, effort)
     say(f"device-to-device copy: {copy_rate / 1e9:,.0f} GB/s")
-    rows = []
+    rows: list[dict[str, Any]] = []
+    started = time.perf_counter()
     for case in cases_of(only, effort):
-        say(f"{case.op} {case.name}")
+        say(f"{time.perf_counter() - started:4.0f} s  {case.op} {case.name}")
         torch._dynamo.reset()
         try:
             rows.append(bench_case(case, device, effort, copy_rate))
@@ -105,6 +112,7 @@ def bench_kernels(only: Sequence[str], effort: Effort, say: Callable[[str], obje
             say(f"{case.op} {case.name} failed: {error}")
             rows.append({"op": case.op, "case": case.name, "error": f"{type(error).__name__}: {error}"})
         rows[-1]["libraries"] = compared
+        keep(rows)
         torch.cuda.empty_cache()
     return rows
 
@@ -126,7 +134,7 @@ def bench_case(case: BenchCase, device: torch.device, effort: Effort, copy_rate:
     if not gate.passed:
         return row
     providers, missing = _load(case, effort)
-    calls = {name: Call(case, provider, device) for name, provider in providers.items()}
+    calls = {name: Call(case, name, provider, device) for name, provider in providers.items()}
     rates: dict[str, dict[str, Any]] = {name: {"error": why} for name, why in missing.items()}
     for name in list(calls):
         if error := _warm_up(calls[name], effort):
@@ -139,8 +147,8 @@ def bench_case(case: BenchCase, device: torch.device, effort: Effort, copy_rate:
     for name in calls:
         rates[name] = _rates(case, forward[name], both.get(name), copy_rate)
         if name != "compile":  # its first call at another size would compile anew
-            rates[name]["host_s"] = host_seconds(case, providers[name], device, 0)
-            rates[name]["host_one_row_s"] = host_seconds(case, providers[name], device, 1)
+            rates[name]["host_s"] = host_seconds(case, name, providers[name], device, 0)
+            rates[name]["host_one_row_s"] = host_seconds(case, name, providers[name], device, 1)
     row["providers"] = {name: rates[name] for name in case.providers if name in rates}
     return row
 
@@ -155,15 +163,22 @@ def _load(case: BenchCase, effort: Effort) -> tuple[dict[str, Provider], dict[st
             found[name] = load()
         except ImportError as error:
             missing[name] = f"not installed: {error}"
+        except Exception as error:  # another project's package may fail in any way while it is imported
+            missing[name] = _said(error)
     return found, missing
+
+
+def _said(error: Exception) -> str:
+    """The first line of an error, with its type."""
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
 
 class Call:
     """One provider on inputs of its own, ready to be called again and again."""
 
-    def __init__(self, case: BenchCase, provider: Provider, device: torch.device) -> None:
-        self._provider, self._case = provider, case
-        self._inputs = draw(case, device)
+    def __init__(self, case: BenchCase, name: str, provider: Provider, device: torch.device) -> None:
+        self._provider = provider
+        self._inputs = case.inputs_of(name, draw(case, device))
         self._wanted = differentiable(self._inputs)
         self._upstream: list[Tensor] = []
 
@@ -189,7 +204,7 @@ def _warm_up(call: Call, effort: Effort) -> str | None:
             call.both()
         torch.cuda.synchronize()
     except Exception as error:  # another project's kernel may fail in any way; ours has passed its gate
-        return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        return _said(error)
     return None
 
 
@@ -221,13 +236,15 @@ def copy_bandwidth(device: torch.device, effort: Effort) -> float:
     return 2 * GIB / _medians({"copy": lambda: target.copy_(source)}, effort, device)["copy"]
 
 
-def host_seconds(case: BenchCase, provider: Provider, device: torch.device, rows: int) -> float | None:
+def host_seconds(
+    case: BenchCase, name: str, provider: Provider, device: torch.device, rows: int
+) -> float | None:
     """Median host time of an eager forward on tensors of so many rows; None where a provider fails on them.
 
     Without a row nothing is launched (but by providers that launch an empty grid); with one, everything is.
     """
-    inputs = cut(draw(case, device), rows)
     try:
+        inputs = case.inputs_of(name, cut(draw(case, device), rows))
         for _ in range(10):
             provider(*inputs)
         torch.cuda.synchronize()

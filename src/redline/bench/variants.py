@@ -1,10 +1,10 @@
-"""One configuration trained several ways in one run: eager or compiled, plain or fused, packed or dense."""
+"""One configuration trained several ways in one run: eager, compiled, plain, fused, packed, dense."""
 
 from __future__ import annotations
 
 import gc
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,28 +27,60 @@ IMPLEMENTATIONS = {
     "compiled fused": (*FUSED, *COMPILED),
     "compiled fused, CUDA graph": (*FUSED, *COMPILED, *GRAPH),
 }
+# All of them have Redline's optimizer and embedding: the operators alone make the difference.
+UNFUSED = (
+    "--no-bias-gelu-fusion",
+    "--no-bias-swiglu-fusion",
+    "--no-bias-dropout-fusion",
+    "--no-masked-softmax-fusion",
+    "--no-rope-fusion",
+    "--no-persist-layer-norm",
+    "--no-cross-entropy-loss-fusion",
+)
+OPERATORS = {
+    "plain operators": (*FUSED, *UNFUSED),
+    "fused operators": FUSED,
+    "fused operators, residual in the norm": (*FUSED, "--fused-residual-rmsnorm"),
+}
 # Documents as they are: many short ones, few long ones.
 MEAN_LENGTH, MAX_LENGTH, SIGMA, NUM_DOCUMENTS, VOCAB = 700, 8192, 1.2, 6000, 100
 
 Say = Callable[[str], object]
+Keep = Callable[[list[dict[str, Any]]], object]
 
 
 def compare_implementations(
-    words: Sequence[str], environment: Environment, *, steps: int, say: Say
+    words: Sequence[str], environment: Environment, *, steps: int, say: Say, keep: Keep
 ) -> list[dict[str, Any]]:
     """The same configuration by every implementation; `ratio` is the rate over that of the first row.
 
     Args:
         words: flags of `redline train`.
+        keep: gets all rows so far after each one.
     """
-    rows = [
-        _row(variant, [*words, *flags], environment, steps, say) for variant, flags in IMPLEMENTATIONS.items()
-    ]
-    return _with_ratios(rows)
+    variants = {variant: [*words, *flags] for variant, flags in IMPLEMENTATIONS.items()}
+    return _rows(variants, environment, steps, say, keep)
+
+
+def compare_operators(
+    words: Sequence[str], environment: Environment, *, steps: int, say: Say, keep: Keep
+) -> list[dict[str, Any]]:
+    """The same configuration with plain operators and with fused ones; attention, GEMMs, optimizer alike.
+
+    The residual addition is joined to the norm where that is RMSNorm. Arguments as of
+    `compare_implementations`.
+    """
+    normalization = parse_args(words).config.model.normalization
+    variants = {
+        variant: [*words, *flags]
+        for variant, flags in OPERATORS.items()
+        if normalization == "RMSNorm" or "--fused-residual-rmsnorm" not in flags
+    }
+    return _rows(variants, environment, steps, say, keep)
 
 
 def compare_packing(
-    words: Sequence[str], environment: Environment, *, steps: int, say: Say
+    words: Sequence[str], environment: Environment, *, steps: int, say: Say, keep: Keep
 ) -> list[dict[str, Any]]:
     """Skewed documents, packed, beside samples that are one document each: as many places, no padding.
 
@@ -62,11 +94,19 @@ def compare_packing(
         prefix = Path(folder) / "skewed"
         _write_skewed(prefix)
         data = ("--data-path", str(prefix), "--split", "1,0,0")
-        rows = [
-            _row("dense", [*words, "--mock-data"], environment, steps, say),
-            _row("packed", [*words, *data, "--packing"], environment, steps, say),
-        ]
-    return _with_ratios(rows)
+        variants = {"dense": [*words, "--mock-data"], "packed": [*words, *data, "--packing"]}
+        return _rows(variants, environment, steps, say, keep)
+
+
+def _rows(
+    variants: Mapping[str, list[str]], environment: Environment, steps: int, say: Say, keep: Keep
+) -> list[dict[str, Any]]:
+    """Each way in turn, with the rates over those of the first that ran."""
+    rows: list[dict[str, Any]] = []
+    for variant, words in variants.items():
+        rows.append(_row(variant, words, environment, steps, say))
+        keep(_with_ratios(rows))
+    return rows
 
 
 def _row(variant: str, words: list[str], environment: Environment, steps: int, say: Say) -> dict[str, Any]:

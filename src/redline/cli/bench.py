@@ -17,8 +17,8 @@ from redline.units import format_bytes, format_count, format_duration
 USAGE = """\
 Measure this machine. Results go to a JSON file that names commit, versions and device.
 
-usage: redline bench step [--steps N] [--compare] [--packed] [--out FILE] [CONFIG.toml]
-                          [flags of `redline train`]
+usage: redline bench step [--steps N] [--compare] [--operators] [--packed] [--out FILE]
+                          [CONFIG.toml] [flags of `redline train`]
        redline bench attention [--quick] [--out FILE]
        redline bench kernels [--only NAME ...] [--quick] [--out FILE]
        redline bench comm [--nproc-per-node N] [--quick] [--out FILE]        (or under torchrun)
@@ -37,6 +37,8 @@ usage: redline bench step [--steps N] [--compare] [--packed] [--out FILE] [CONFI
 
   --steps N       steps to measure, after 3 that warm up (default: 10)
   --compare       the step eager and compiled, plain and fused, and from a CUDA graph
+  --operators     the step with plain operators, with fused ones, and with the residual in the norm; the
+                  optimizer, GEMMs and attention are alike
   --packed        skewed documents packed, beside samples that are one document each (give no data)
   --only NAME     this operator alone, for example rms_norm; may be repeated
   --quick         few rounds of one case an operator (two of the head and loss); of attention, few shapes; of
@@ -71,10 +73,11 @@ def main(argv: Sequence[str]) -> int:
     out = Path(_take(rest, "--out", f"bench-{case}.json"))
     commit = _take(rest, "--commit", "") or None
     _require_writable(out)  # before the measurement, not after it
+    keep = partial(_keep, out, case, commit)
     measures: dict[str, Callable[[list[str]], Measured]] = {
-        "step": _step,
+        "step": partial(_step, keep=keep),
         "attention": _attention,
-        "kernels": _kernels,
+        "kernels": partial(_kernels, keep=keep),
         "comm": partial(_comm, out=out, commit=commit),
         "gemm": _gemm,
         "data": _data,
@@ -83,11 +86,16 @@ def main(argv: Sequence[str]) -> int:
     if not rows:  # another process has them
         return code
 
+    keep(device, rows)
+    print(f"written to {out}")
+    return code
+
+
+def _keep(out: Path, case: str, commit: str | None, device: str, rows: list[dict[str, Any]]) -> None:
+    """Write the rows there are: also after each one of a long measurement, which may be cut short."""
     from redline.bench import write_result
 
     write_result(out, case, device, rows, commit)
-    print(f"written to {out}")
-    return code
 
 
 def _require_writable(path: Path) -> None:
@@ -101,31 +109,44 @@ def _require_writable(path: Path) -> None:
 
 # Each returns the device, the rows and the exit code.
 Measured = tuple[str, list[dict[str, Any]], int]
+Keep = Callable[[str, list[dict[str, Any]]], None]
 
 
-def _step(words: list[str]) -> Measured:
+def _step(words: list[str], *, keep: Keep) -> Measured:
     from redline.config import parse_args, read_environment
 
     steps = _take_count(words, "--steps", 10)
-    compare, packed = (_take_switch(words, flag) for flag in ("--compare", "--packed"))
+    flags = ("--compare", "--operators", "--packed")
+    compare, operators, packed = (_take_switch(words, flag) for flag in flags)
     parsed = parse_args([*words, *(["--mock-data"] if packed else [])])
 
-    from redline.bench import bench_step, compare_implementations, compare_packing
+    from redline.bench import bench_step, compare_implementations, compare_operators, compare_packing
 
     environment = read_environment()
     rows: list[dict[str, Any]] = []
-    if compare:
-        rows += compare_implementations(words, environment, steps=steps, say=print)
-    if packed:
-        rows += compare_packing(words, environment, steps=steps, say=print)
+
+    def keep_beside(before: list[dict[str, Any]]) -> Callable[[list[dict[str, Any]]], None]:
+        return lambda found: keep(_device_of(before + found), before + found)
+
+    for wanted, measure in (
+        (compare, compare_implementations),
+        (operators, compare_operators),
+        (packed, compare_packing),
+    ):
+        if wanted:
+            kept = keep_beside(list(rows))
+            rows += measure(words, environment, steps=steps, say=_at_once, keep=kept)
     if not rows:
-        rows.append(bench_step(parsed, environment, steps=steps, say=print))
+        rows.append(bench_step(parsed, environment, steps=steps, say=_at_once))
     for row in rows:
         print(_step_line(row))
-    good = [row for row in rows if "error" not in row]
-    chosen = good[0]["choices"] if good else []
-    device = next((choice["ran"] for choice in chosen if choice["what"] == "device"), "unknown")
-    return device, rows, 0 if len(good) == len(rows) else 1
+    return _device_of(rows), rows, int(any("error" in row for row in rows))
+
+
+def _device_of(rows: list[dict[str, Any]]) -> str:
+    """Where the rows were measured, as the first that succeeded has it."""
+    chosen: list[dict[str, str]] = next((row["choices"] for row in rows if "error" not in row), [])
+    return next((choice["ran"] for choice in chosen if choice["what"] == "device"), "unknown")
 
 
 def _step_line(row: dict[str, Any]) -> str:
@@ -164,7 +185,7 @@ def _attention(words: list[str]) -> Measured:
     return device, rows, 0 if all_right(rows) else 1
 
 
-def _kernels(words: list[str]) -> Measured:
+def _kernels(words: list[str], *, keep: Keep) -> Measured:
     only: list[str] = []
     while name := _take(words, "--only", ""):
         only.append(name)
@@ -185,7 +206,7 @@ def _kernels(words: list[str]) -> Measured:
             why="on a CPU they run interpreted, thousands of times slower.",
             mend="run this on a machine with an NVIDIA GPU; `make test` checks their results anywhere.",
         )
-    rows = bench_kernels(only, effort, print)
+    rows = bench_kernels(only, effort, _at_once, partial(keep, "cuda"))
     print_kernels([row for row in rows if "error" not in row])
     return "cuda", rows, 0 if all_passed(rows) else 1
 

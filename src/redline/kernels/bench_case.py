@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -33,6 +33,8 @@ class BenchCase:
         gradient_roundings: to `dtype` on the way to a gradient: 2 where backward starts from the rounded
             result because keeping that costs no memory, while the twin keeps a wide copy.
         quick: whether a quick run takes this case too, besides the room's first one.
+        adapted: name -> what that library's provider takes in place of the inputs: the same numbers, laid out
+            as it wants them, so that no copy of theirs is timed against a kernel that needs none.
     """
 
     op: str
@@ -45,6 +47,11 @@ class BenchCase:
     dtype: torch.dtype = torch.bfloat16
     gradient_roundings: int = 1
     quick: bool = False
+    adapted: Mapping[str, Callable[..., tuple[Any, ...]]] = field(default_factory=dict)
+
+    def inputs_of(self, provider: str, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        """What this provider is called with."""
+        return self.adapted[provider](*inputs) if provider in self.adapted else tuple(inputs)
 
 
 def twins(fused: Provider, eager: Provider, **libraries: Loader) -> dict[str, Loader]:

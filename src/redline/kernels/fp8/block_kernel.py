@@ -13,6 +13,7 @@ from torch import Tensor
 from redline.kernels.common import as_rows, ceil_div, on_device_of
 from redline.kernels.fp8.block_reference import SIDE, TOP, WIDEST, Blocks, padded_rows, padded_squares
 from redline.kernels.fp8.reference import FP8_MAX
+from redline.kernels.launch import launchable
 
 
 @triton.jit
@@ -51,6 +52,7 @@ def _store_tiles(
     tl.store(inverse_ptr + at[None, :].to(tl.int64) * rows + row[:, None], inverse, mask=mask)
 
 
+@launchable
 @triton.jit
 def _block_cast_kernel(
     x_ptr, q_ptr, inverse_ptr, qt_ptr, inverse_t_ptr, rows, padded, cols, x_stride,
@@ -74,6 +76,7 @@ def _block_cast_kernel(
         )  # fmt: skip
 
 
+@launchable
 @triton.jit
 def _square_cast_kernel(
     w_ptr, q_ptr, inverse_ptr, qt_ptr, inverse_t_ptr, rows, cols, inverse_stride, inverse_t_stride,

@@ -1,6 +1,11 @@
-"""Sizes at which rotary embedding is timed: the heads of Llama-3 8B and 1B, 16,384 tokens."""
+"""Sizes at which rotary embedding is timed: the heads of Llama-3 8B and 1B, 16,384 tokens.
+
+In backward Redline writes the gradient of the whole projection, v too; the libraries turn q and k only.
+"""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,20 +14,45 @@ from redline.kernels.bench_case import BenchCase, Loader, Provider, twins
 from redline.kernels.rotary.op import rotary_qkv
 
 
-def _liger(num_heads: int, num_groups: int, head_dim: int) -> Loader:
+def _liger(head_dim: int) -> Loader:
     def load() -> Provider:
         from liger_kernel.ops.rope import LigerRopeFunction
 
-        def run(qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
-            S, B, _ = qkv.shape
-            heads = qkv.view(S, B, -1, head_dim).permute(1, 2, 0, 3)  # [B, heads, S, D]
-            q, k, v = heads.split((num_heads, num_groups, num_groups), dim=1)
-            turned = LigerRopeFunction.apply(q, k, cos[None], sin[None], None, 1, head_dim)
-            return *turned, v
-
-        return run
+        return lambda q, k, cos, sin: LigerRopeFunction.apply(q, k, cos, sin, None, 1, head_dim)
 
     return load
+
+
+def _quack(num_heads: int, head_dim: int) -> Loader:
+    def load() -> Provider:
+        from quack.rotary import apply_rotary_emb_qkv_
+
+        return lambda qkv, cos, sin: apply_rotary_emb_qkv_(
+            qkv, cos, sin, num_heads_q=num_heads, headdim=head_dim
+        )
+
+    return load
+
+
+def _batch_first(qkv: Tensor, head_dim: int) -> Tensor:
+    S, B, total = qkv.shape
+    return qkv.detach().view(S, B, total // head_dim, head_dim).transpose(0, 1)
+
+
+def _adapted(num_heads: int, num_groups: int, head_dim: int) -> dict[str, Any]:
+    """What the libraries turn: liger q and k of [B, heads, S, D] apart, quack the projection, batch first."""
+
+    def liger(qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
+        heads = _batch_first(qkv, head_dim)
+        q, k = heads[:, :, :num_heads], heads[:, :, num_heads : num_heads + num_groups]
+        q, k = (x.clone(memory_format=torch.contiguous_format).transpose(1, 2) for x in (q, k))
+        return q.requires_grad_(), k.requires_grad_(), cos[None], sin[None]
+
+    def quack(qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
+        own = _batch_first(qkv, head_dim).clone(memory_format=torch.contiguous_format)
+        return own.flatten(2).requires_grad_(), cos, sin
+
+    return {"liger": liger, "quack": quack}
 
 
 def _case(S: int, B: int, num_heads: int, num_groups: int, head_dim: int) -> BenchCase:
@@ -45,9 +75,12 @@ def _case(S: int, B: int, num_heads: int, num_groups: int, head_dim: int) -> Ben
         op="rotary",
         name=f"{S} x {B}, heads {num_heads}/{num_groups} x {head_dim}",
         make_inputs=make_inputs,
-        providers=twins(run("auto"), run("reference"), liger=_liger(num_heads, num_groups, head_dim)),
+        providers=twins(
+            run("auto"), run("reference"), liger=_liger(head_dim), quack=_quack(num_heads, head_dim)
+        ),
         bytes_forward=2 * S * B * turned * 2 + table_bytes,
         bytes_backward=2 * S * B * total * 2 + table_bytes,
+        adapted=_adapted(num_heads, num_groups, head_dim),
     )
 
 
