@@ -1,66 +1,82 @@
 """What each storage of optimizer states costs in loss: the same run under each, on any device.
 
-    python benchmarks/storage_convergence.py OUT.json [flags of redline train]
+    python benchmarks/storage_convergence.py OUT.json [storage ...] [--flags of redline train]
 
-Without flags: a small Llama on the text of the standard library. Prints a table of bytes a parameter, the
-mean training loss of the last tenth of the steps, and its difference to fp32 states.
+A small Llama on the text of the standard library, larger on a GPU; a storage that is not named is not run,
+and no name runs all. Data and initial weights are the same in all runs but those of the second seed, which
+says how much two runs differ that should not. Prints a table of bytes a parameter, the mean training loss of
+the last tenth of the steps, and its difference to fp32 states; OUT.json grows by a record a run.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
+import time
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
+import torch
+
+from redline.bench.record import provenance
 from redline.config import parse_args, read_environment
 from redline.formulas.state import bytes_per_parameter
 from redline.run import open_run
 
-SMALL = (
-    "--num-layers 4 --hidden-size 128 --ffn-hidden-size 352 --num-attention-heads 4 --seq-length 128 "
+MODEL = (
     "--swiglu --normalization RMSNorm --position-embedding-type rope --disable-bias-linear --bf16 --lr 1e-3 "
-    "--adam-beta2 0.95 --lr-warmup-iters 20 --lr-decay-style cosine --min-lr 1e-4 --micro-batch-size 8 "
-    "--global-batch-size 16 --train-iters 300 --eval-iters 0 --num-workers 0 --hidden-dropout 0 "
-    "--attention-dropout 0"
+    "--adam-beta2 0.95 --lr-warmup-iters 20 --lr-decay-style cosine --min-lr 1e-4 --eval-iters 0 "
+    "--num-workers 0 --hidden-dropout 0 --attention-dropout 0"
 )
-AWARE = "--use-precision-aware-optimizer"
-STORAGES = {
-    "fp32 states": "",
-    "bf16 + 16 bits": AWARE,
-    "and bf16 first moment": f"{AWARE} --exp-avg-dtype bf16",
-    "and bf16 moments": f"{AWARE} --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16",
-    "and bf16 gradients": f"{AWARE} --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16 --main-grads-dtype bf16",
+SIZES = {
+    "cpu": "--num-layers 4 --hidden-size 128 --ffn-hidden-size 352 --num-attention-heads 4 --seq-length 128 "
+    "--micro-batch-size 16 --train-iters 300",
+    "cuda": "--num-layers 8 --hidden-size 512 --ffn-hidden-size 1408 --num-attention-heads 8 "
+    "--seq-length 512 --micro-batch-size 16 --train-iters 700",
 }
-SEEDS = (1, 2)
+AWARE = "--use-precision-aware-optimizer"
+MOMENTS = f"{AWARE} --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16"
+STORAGES = {
+    "fp32": "",
+    "fp32-seed2": "--seed 2",
+    "remainder": AWARE,
+    "bf16-first": f"{AWARE} --exp-avg-dtype bf16",
+    "bf16-moments": MOMENTS,
+    "bf16-moments-grads": f"{MOMENTS} --main-grads-dtype bf16",
+}
 
 
-def losses(words: str) -> tuple[list[float], float]:
-    """(the loss of every step, bytes a parameter)."""
+def trained(words: str) -> dict[str, Any]:
+    """The loss of every step, bytes a parameter, seconds."""
     run = open_run(parse_args(words.split()), read_environment(), lambda _: None)
-    step = run.make_step()
+    step, started = run.make_step(), time.perf_counter()
     with closing(run.batches()) as batches:
-        found = [step(next(batches)).loss for _ in range(run.plan.batch.total_iterations)]
-    return found, bytes_per_parameter(run.plan.dtypes)
+        losses = [step(next(batches)).loss for _ in range(run.plan.batch.total_iterations)]
+    seconds = time.perf_counter() - started
+    return {"bytes": bytes_per_parameter(run.plan.dtypes), "seconds": seconds, "losses": losses}
 
 
 def main() -> None:
-    """Run every storage with every seed, and print the table."""
-    out, base = Path(sys.argv[1]), " ".join(sys.argv[2:]) or SMALL
-    records, reference = [], 0.0
-    print("| storage | bytes each | loss | difference | spread of seeds |\n| --- | --- | --- | --- | --- |")
-    for name, flags in STORAGES.items():
-        ends = []
-        for seed in SEEDS:
-            found, size = losses(f"{base} --seed {seed} {flags}")
-            tail = found[-max(1, len(found) // 10) :]
-            ends.append(sum(tail) / len(tail))
-            records.append({"storage": name, "seed": seed, "flags": flags, "bytes": size, "losses": found})
-        out.write_text(json.dumps(records))
-        loss = sum(ends) / len(ends)
-        reference = reference or loss
-        spread = max(ends) - min(ends)
-        print(f"| {name} | {size:.0f} | {loss:.4f} | {loss - reference:+.4f} | {spread:.4f} |", flush=True)
+    """Run the storages, and print the table."""
+    out, *words = sys.argv[1:]
+    first_flag = next((i for i, word in enumerate(words) if word.startswith("--")), len(words))
+    names, flags = words[:first_flag] or list(STORAGES), words[first_flag:]
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    base = f"{MODEL} {SIZES[device]} --seed 1 {' '.join(flags)}"
+    about = provenance(device, os.environ.get("COMMIT"))
+    record: dict[str, Any] = {"case": "storage-convergence", **about, "flags": base, "runs": {}}
+    print("| storage | bytes each | loss | difference | s |\n| --- | --- | --- | --- | --- |", flush=True)
+    reference = None
+    for name in names:
+        record["runs"][name] = found = {"flags": STORAGES[name], **trained(f"{base} {STORAGES[name]}")}
+        Path(out).write_text(json.dumps(record))
+        tail = found["losses"][-max(1, len(found["losses"]) // 10) :]
+        loss = sum(tail) / len(tail)
+        reference = loss if reference is None else reference
+        each, took = found["bytes"], found["seconds"]
+        print(f"| {name} | {each:.4g} | {loss:.4f} | {loss - reference:+.4f} | {took:.0f} |", flush=True)
 
 
 if __name__ == "__main__":
