@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # fp8 on one GPU: the tests on this card, then whole steps in bf16 and fp8. Results go to $OUT (default bench-out).
 # usage: OUT=dir COMMIT=rev benchmarks/gpu_fp8.sh [tests] [steps] [casts] [tune]
-#   tests   casts, sites, GEMMs -> fp8-tests.txt                                    (1 minute)
+#   tests   casts, sites, GEMMs, whole runs by each recipe -> fp8-tests.txt          (1 minute)
 #   steps   the 8-layer 8B shape and the 1B, bf16 and fp8 -> fp8-step-*.json        (5 minutes)
 #   casts   share of copy bandwidth of each cast -> fp8-casts.json                  (1 minute)
-#   tune    the casts under other tiles -> fp8-tune.json                            (1 minute)
+#   tune    the casts under other tiles, beside copies of their size -> fp8-tune.json (1 minute)
 set -u
 cd "$(dirname "$0")/.."
 export PYTHONPATH="src${PYTHONPATH:+:$PYTHONPATH}" OUT="${OUT:-bench-out}" PYTHONUNBUFFERED=1
@@ -14,8 +14,9 @@ COMMIT="${COMMIT:-$(git rev-parse HEAD 2>/dev/null || echo unknown)}"
 [ $# -eq 0 ] && set -- tests steps casts
 
 tests() {
-  timeout 180 "$PYTHON" -m pytest tests/kernels/test_fp8.py tests/model/test_fp8.py tests/precision -n 8 -o addopts="" \
-    --import-mode=importlib -q -rs > "$OUT/fp8-tests.txt" 2>&1
+  timeout 180 "$PYTHON" -m pytest tests/kernels/test_fp8.py tests/kernels/test_fp8_blocks.py tests/model/test_fp8.py \
+    tests/precision tests/integration/test_fp8_gpu.py -n 8 -o addopts="" --import-mode=importlib -q -rs \
+    > "$OUT/fp8-tests.txt" 2>&1
   echo "fp8 tests: rc $?"; grep -E "^(E  |FAILED|ERROR)" "$OUT/fp8-tests.txt" | cut -c1-200 | head -20; tail -3 "$OUT/fp8-tests.txt"
 }
 

@@ -2,12 +2,12 @@
 
     python benchmarks/text_corpus.py FOLDER [--characters 320000000] [--samples-of 1024] [--batch 64]
 
-Python sources and documentation under the interpreter's library folders, each content once; one file in fifty,
-by the hash of its path, is held out. Leaves train_text_document, valid_document, tokenizer.json and corpus.json
-(sizes, and the flags that read them) in FOLDER; a folder that is complete is left as it is.
+Python sources and documentation under the interpreter's library folders, each content once; one file in
+fifty, by the hash of its path, is held out. Leaves train_text_document, valid_document, a tokenizer and
+corpus.json (sizes, and the flags that read them) in FOLDER; a folder that is complete is left as it is.
 
-The held-out text is one document, cut to whole batches of whole samples: documents are shuffled by --seed, and
-only so do runs of different seeds see the same windows of the same text, all of it, at every evaluation.
+The held-out text is one document, cut to whole batches of whole samples: documents are shuffled by --seed,
+and only so do runs of different seeds see the same windows of the same text, all of it, at each evaluation.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def texts() -> Iterator[tuple[str, str]]:
 
 
 def write_text(folder: Path, limit: int) -> dict[str, int]:
-    """Write train, valid and tokenizer .jsonl; the characters of each. The tokenizer sees training text only."""
+    """Write train, valid and tokenizer .jsonl (the last from training text); the characters of each."""
     sizes = {"train": 0, "valid": 0, "tokenizer": 0}
     files = {name: (folder / f"{name}.jsonl").open("w") for name in sizes}
     for path, text in texts():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,71 +13,71 @@ from triton.testing import do_bench
 from redline.kernels.fp8 import bench, kernel
 from redline.kernels.fp8.kernel import Tile
 
-VARIANTS: dict[str, tuple[int, list[Tile]]] = {
-    "cast": (
-        0,
-        [
-            Tile(r, c, w)
-            for r, c, w in ((4, 1024, 4), (8, 1024, 8), (16, 1024, 8), (8, 512, 4), (32, 512, 16))
-        ],
-    ),
-    "cast both": (
-        2,
-        [
-            Tile(r, c, w)
-            for r in (64, 128, 256)
-            for c in (32, 64, 128)
-            for w in (4, 8)
-            if 4096 <= r * c <= 16384
-        ],
-    ),
-    "norm": (3, [Tile(n, 1, w) for n in (4096, 8192, 16384) for w in (4, 8, 16)]),
-    "activation": (
-        4,
-        [Tile(r, c, w) for r, c, w in ((2, 1024, 4), (4, 1024, 4), (4, 1024, 8), (8, 1024, 8), (1, 2048, 4))],
-    ),
-    "activation backward": (
-        5,
-        [
-            Tile(r, c, w, s)
-            for r, c in ((64, 32), (64, 64), (128, 32), (32, 64), (128, 64))
-            for w in (4, 8)
-            for s in (0, 8)
-        ],
-    ),
+CASTS = [
+    (4, 1024, 4),
+    (8, 1024, 8),
+    (8, 512, 4),
+    (4, 2048, 8),
+    (2, 4096, 8),
+    (1, 4096, 4),
+    (2, 2048, 4),
+    (16, 512, 8),
+]
+TURNS = [(r, c, w) for r in (64, 128, 256) for c in (32, 64, 128) for w in (4, 8) if 4096 <= r * c <= 16384]
+GATES = [(2, 1024, 4), (4, 1024, 4), (4, 1024, 8), (8, 1024, 8), (1, 2048, 4), (2, 2048, 8)]
+NORMS = [(n, w, s) for n in (4096, 8192) for w in (4, 8) for s in (0, 2, 3, 4)] + [
+    (16384, 8, 0),
+    (16384, 16, 0),
+]
+VARIANTS: dict[str, tuple[int, list[Tile]]] = {  # the case of bench.CASES, and what is tried on it
+    "cast": (0, [Tile(*each) for each in CASTS]),
+    "cast both": (1, [Tile(*each) for each in TURNS]),
+    "cast both, wide": (2, [Tile(*each) for each in TURNS]),
+    "norm": (4, [Tile(n, 1, w, s) for n, w, s in NORMS]),
+    "activation": (5, [Tile(*each) for each in GATES]),
+    "activation backward": (6, [Tile(*each) for each in GATES]),
 }
 
 
-def copy_rate(device: torch.device) -> float:
-    """GB/s of a device copy, read and written."""
-    source, target = (torch.empty(1 << 29, dtype=torch.bfloat16, device=device) for _ in "ab")
-    return 2 * source.nbytes / do_bench(lambda: target.copy_(source), return_mode="median") / 1e6
+def time_s(run: Callable[[], object]) -> float:
+    """Median seconds on the device, the cache cleared before each call."""
+    return do_bench(run, rep=60, return_mode="median") / 1e3
+
+
+def copy_rate(num_bytes: int) -> float:
+    """Bytes a second of a device copy that reads and writes so many, timed like the casts."""
+    source, target = (torch.empty(num_bytes // 2, dtype=torch.uint8, device="cuda") for _ in "ab")
+    return num_bytes / time_s(lambda: target.copy_(source))
 
 
 def main(path: str) -> None:
+    """Try the variants; each share is of a copy of 1 GiB and of a copy of as many bytes as the cast moves."""
     device = torch.device("cuda")
-    copy = copy_rate(device)
-    found: dict[str, Any] = {"card": torch.cuda.get_device_name(), "copy_gb_per_s": copy}
+    copy = copy_rate(1 << 31)
+    found: dict[str, Any] = {"card": torch.cuda.get_device_name(), "copy_bytes_per_s": copy}
+
+    def note(name: str, tile: Tile, num_bytes: int, seconds: float, alike: float) -> None:
+        rate = num_bytes / seconds
+        row = {"tile": str(tile), "us": seconds * 1e6, "of_copy": rate / copy, "of_like_copy": rate / alike}
+        found.setdefault(name, []).append(row)
+
     for name, (case_index, tiles) in VARIANTS.items():
-        case = bench.CASES[case_index]
+        case, kind = bench.CASES[case_index], name.split(",")[0]
         inputs, run = case.make_inputs(device, torch.bfloat16), case.providers["fused"]()
-        before = kernel.TILES[name]
+        before, alike = kernel.TILES[kind], copy_rate(case.bytes_forward)
         for tile in tiles:
-            kernel.TILES[name] = tile
-            time_ms = do_bench(lambda: run(*inputs), return_mode="median")  # noqa: B023
-            share = case.bytes_forward / time_ms / 1e6 / copy
-            found.setdefault(name, []).append({"tile": str(tile), "us": time_ms * 1e3, "share": share})
-        kernel.TILES[name] = before
-        best = max(found[name], key=lambda row: row["share"])
-        print(f"{name}: {best['share']:.0%} {best['tile']}", [round(row["share"], 2) for row in found[name]])
+            kernel.TILES[kind] = tile
+            note(name, tile, case.bytes_forward, time_s(lambda: run(*inputs)), alike)  # noqa: B023
+        kernel.TILES[kind] = before
     q = torch.randn(8192, 14336, device=device).to(torch.float8_e4m3fn)
-    for tile in (Tile(128, 128, 8), Tile(128, 128, 4), Tile(64, 128, 4), Tile(256, 64, 8), Tile(128, 256, 8)):
-        kernel.TILES["transpose"] = tile
-        time_ms = do_bench(lambda: kernel.transpose(q), return_mode="median")
-        found.setdefault("transpose", []).append(
-            {"tile": str(tile), "share": 2 * q.nbytes / time_ms / 1e6 / copy}
-        )
-    print("transpose", [(row["tile"], round(row["share"], 2)) for row in found["transpose"]])
+    alike = copy_rate(2 * q.nbytes)
+    for sizes in ((128, 128, 8), (128, 128, 4), (64, 128, 4), (256, 64, 8), (128, 256, 8), (256, 128, 8)):
+        kernel.TILES["transpose"] = Tile(*sizes)
+        note("transpose", Tile(*sizes), 2 * q.nbytes, time_s(lambda: kernel.transpose(q)), alike)
+    for name, rows in found.items():
+        if isinstance(rows, list):
+            best = max(rows, key=lambda row: row["of_copy"])
+            print(f"{name}: {best['of_copy']:.0%}, {best['of_like_copy']:.0%} of its like, {best['tile']}")
     with open(path, "w") as handle:
         json.dump(found, handle, indent=1)
 

@@ -51,10 +51,16 @@ TILES = {
 
 @triton.jit
 def _fp8(x, scale, MAX: tl.constexpr, out_ptr):
-    """x * scale, saturated (comparisons keep a NaN), in the dtype that out_ptr points to."""
+    """x * scale in the dtype of out_ptr, saturated; NaN stays. MAX is 0 where the instruction saturates."""
     y = x * scale
-    y = tl.where(y > MAX, MAX, tl.where(y < -MAX, -MAX, y))
+    if MAX > 0:
+        y = tl.where(y > MAX, MAX, tl.where(y < -MAX, -MAX, y))
     return y.to(out_ptr.dtype.element_ty)
+
+
+def limit_of(dtype: torch.dtype, x: Tensor) -> float:
+    """What kernels cut values off at; 0 on NVIDIA cards, whose instruction (cvt.satfinite) does it."""
+    return 0.0 if x.is_cuda and torch.version.hip is None else FP8_MAX[dtype]
 
 
 @launchable
@@ -97,23 +103,35 @@ def _transpose_kernel(
     tl.store(target, tl.trans(q), mask=(col < cols)[:, None] & (row < t_stride)[None, :])
 
 
+@triton.jit
+def _rows_of(x_ptr, row, x_stride, col, rows, cols):
+    """Whole rows in their own dtype, 0 where there are none."""
+    mask = (row < rows)[:, None] & (col < cols)
+    return tl.load(x_ptr + (row * x_stride)[:, None] + col, mask=mask, other=0.0)
+
+
 @launchable
 @triton.jit
 def _norm_cast_kernel(
     x_ptr, weight_ptr, bias_ptr, scale_ptr, amax_ptr, q_ptr, mean_ptr, rstd_ptr, rows, cols, x_stride, eps,
     LAYER: tl.constexpr, HAS_BIAS: tl.constexpr, ZERO_CENTERED: tl.constexpr, MAX: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
+    AHEAD: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
 ):  # fmt: skip
+    """AHEAD: a program takes several tiles, the next of which is fetched before this one's sums are made."""
     scale = tl.load(scale_ptr)
+    step = tl.num_programs(0) * BLOCK_ROWS
+    row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     col = tl.arange(0, BLOCK_COLS)[None, :]
+    fetched = _rows_of(x_ptr, row, x_stride, col, rows, cols)
     weight = tl.load(weight_ptr + col, mask=col < cols, other=0.0).to(tl.float32)
     if ZERO_CENTERED:
         weight += 1.0
     largest = 0.0
-    for start in tl.range(tl.program_id(0) * BLOCK_ROWS, rows, tl.num_programs(0) * BLOCK_ROWS):
-        row = start + tl.arange(0, BLOCK_ROWS).to(tl.int64)
+    for _ in range(tl.program_id(0) * BLOCK_ROWS, rows, step):
+        x = fetched.to(tl.float32)
+        if AHEAD:
+            fetched = _rows_of(x_ptr, row + step, x_stride, col, rows, cols)
         mask = (row < rows)[:, None] & (col < cols)
-        x = tl.load(x_ptr + (row * x_stride)[:, None] + col, mask=mask, other=0.0).to(tl.float32)
         if LAYER:
             mean = tl.sum(x, axis=1) / cols
             tl.store(mean_ptr + row, mean, mask=row < rows)
@@ -123,11 +141,11 @@ def _norm_cast_kernel(
         y = x * rstd[:, None] * weight
         if HAS_BIAS:
             y += tl.load(bias_ptr + col, mask=col < cols, other=0.0).to(tl.float32)
-        y = tl.where(
-            mask, y.to(x_ptr.dtype.element_ty).to(tl.float32), 0.0
-        )  # what the GEMM in bf16 would read
+            y = tl.where(mask, y, 0.0)  # a bias alone must not count
+        y = y.to(x_ptr.dtype.element_ty).to(tl.float32)  # what the GEMM in bf16 would read
         largest = tl.maximum(largest, tl.max(tl.abs(y)))
         tl.store(q_ptr + (row * cols)[:, None] + col, _fp8(y, scale, MAX, q_ptr), mask=mask)
+        row += step
     tl.atomic_max(amax_ptr, largest)
 
 
@@ -223,7 +241,7 @@ def cast(
     tile = TILES["cast both" if columns_wanted else "cast"]
     with on_device_of(x):
         _cast_kernel[tile.grid(rows, cols, x)](
-            x, scale, amax, q, qt, rows, cols, x.stride(0), qt.shape[-1], FP8_MAX[dtype], rows_wanted,
+            x, scale, amax, q, qt, rows, cols, x.stride(0), qt.shape[-1], limit_of(dtype, x), rows_wanted,
             columns_wanted, tile.rows, tile.cols, num_warps=tile.warps,
         )  # fmt: skip
     return q, qt
@@ -269,7 +287,8 @@ def norm_cast(
     with on_device_of(x):
         _norm_cast_kernel[Tile(block_rows, cols, num_warps, tile.per_sm).grid(rows, cols, x)](
             x, weight, bias, scale, amax, q, mean, rstd, rows, cols, x.stride(0), eps, layer,
-            bias is not None, zero_centered, FP8_MAX[dtype], block_rows, block_cols, num_warps=num_warps,
+            bias is not None, zero_centered, limit_of(dtype, x), tile.per_sm > 0, block_rows, block_cols,
+            num_warps=num_warps,
         )  # fmt: skip
     return q, mean, rstd
 
@@ -286,8 +305,8 @@ def activation_cast(
     tile = TILES["activation"]
     with on_device_of(x):
         _activation_cast_kernel[tile.grid(rows, cols, x)](
-            x, bias, scale, amax, q, rows, cols, x.stride(0), kind, gated, bias is not None, FP8_MAX[dtype],
-            tile.rows, tile.cols, num_warps=tile.warps,
+            x, bias, scale, amax, q, rows, cols, x.stride(0), kind, gated, bias is not None,
+            limit_of(dtype, x), tile.rows, tile.cols, num_warps=tile.warps,
         )  # fmt: skip
     return q
 
@@ -319,7 +338,7 @@ def activation_cast_backward(
     with on_device_of(x):
         _activation_cast_bwd_kernel[(strips * splits,)](
             dy, x, bias, scale, amax, q, partial, rows, cols, dy.stride(0), x.stride(0), splits, kind, gated,
-            bias is not None, FP8_MAX[dtype], tile.rows, tile.cols, num_warps=tile.warps,
+            bias is not None, limit_of(dtype, x), tile.rows, tile.cols, num_warps=tile.warps,
         )  # fmt: skip
         if partial is not None:
             column_sums(Sum(partial, dbias if main_grad is None else main_grad, main_grad is not None))
