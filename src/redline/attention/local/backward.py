@@ -22,13 +22,16 @@ import triton.language as tl
 
 from redline.attention.local.tiles import (
     LOG2E,
+    SIZES,
     blocks,
     draw_of,
     kept,
+    load_kept,
     load_tile,
     load_vector,
     place,
     positions_of,
+    queries_of_program,
     scores,
     seen,
     span,
@@ -70,7 +73,7 @@ def _walk_keys(
     return dq
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def attention_dq_kernel(
     q, k, v, out, do, dq_ptr, delta_ptr, base_ptr, lse_ptr, cu_ptr, seg_ptr, key_ptr, iteration_ptr,
     sample_ptr, positions_ptr, q_len, q_padded, k_len, heads, repeat, batch, section, q_tiles, num_docs,
@@ -86,14 +89,13 @@ def attention_dq_kernel(
     base is the log-sum-exp in units of log 2. Zeros pad both, so that each head begins on 16 bytes.
     """
     SEGMENTS: tl.constexpr = seg_ptr is not None
-    tile, place_of_head = place(q_tiles, section, LAST_FIRST=RIGHT)
+    place_of_head, start, row, lo, hi, begin, full_begin, full_end, end = queries_of_program(
+        q_tiles, section, q_len, k_len, cu_ptr, num_docs, steps, left, right,
+        LEFT, RIGHT, SEGMENTS, QUERIES, KEYS,
+    )  # fmt: skip
     b, n = place_of_head // heads, place_of_head % heads
     g = n // repeat
     k_at, v_at = (b, g, b * k_batch + g * k_head), (b, g, b * v_batch + g * v_head)
-    start = tile * QUERIES
-    row = start + tl.arange(0, QUERIES)
-    lo, hi = span(row, q_len, k_len, cu_ptr, num_docs, steps, left, right, LEFT, RIGHT)
-    begin, full_begin, full_end, end = blocks(lo, hi, KEYS, SEGMENTS)
     if SEGMENTS:
         seg_ptr += b * k_len
     position, draw, head = row, (0, 0, 0, 0, 0), first_head + n
@@ -101,42 +103,13 @@ def attention_dq_kernel(
         position = positions_of(positions_ptr, row, q_len)
         draw = draw_of(key_ptr, iteration_ptr, sample_ptr, b, threshold)
 
-    q_tile = load_tile(
-        q,
-        start,
-        q_len,
-        q_row,
-        (b, n, b * q_batch + n * q_head),
-        HEAD_DIM,
-        QUERIES,
-        BLOCK_DIM,
-        False,
-        WHOLE=False,
-    )
-    do_tile = load_tile(
-        do,
-        start,
-        q_len,
-        do_row,
-        (b, n, b * do_batch + n * do_head),
-        HEAD_DIM,
-        QUERIES,
-        BLOCK_DIM,
-        False,
-        WHOLE=False,
+    q_tile = load_kept(q, start, q_len, q_row, (b, n, b * q_batch + n * q_head), HEAD_DIM, QUERIES, BLOCK_DIM)
+    do_tile = load_kept(
+        do, start, q_len, do_row, (b, n, b * do_batch + n * do_head), HEAD_DIM, QUERIES, BLOCK_DIM
     )
     width = batch * heads * HEAD_DIM
-    out_tile = load_tile(
-        out,
-        start,
-        q_len,
-        width,
-        (b, n, place_of_head * HEAD_DIM),
-        HEAD_DIM,
-        QUERIES,
-        BLOCK_DIM,
-        False,
-        WHOLE=False,
+    out_tile = load_kept(
+        out, start, q_len, width, (b, n, place_of_head * HEAD_DIM), HEAD_DIM, QUERIES, BLOCK_DIM
     )
     delta = tl.sum(do_tile.to(tl.float32) * out_tile.to(tl.float32), 1)
     lse_at = lse_ptr + place_of_head.to(tl.int64) * q_len + row
@@ -204,7 +177,7 @@ def _walk_queries(
     return dk, dv
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def attention_dkv_kernel(
     q, k, v, do, dk_ptr, dv_ptr, delta_source, base_source, cu_ptr, seg_ptr, key_ptr, iteration_ptr,
     sample_ptr, positions_ptr, q_len, q_padded, k_len, heads, repeat, batch, section, k_tiles, num_docs,
@@ -229,30 +202,8 @@ def attention_dkv_kernel(
     draw = (0, 0, 0, 0, 0)
     if DROP:
         draw = draw_of(key_ptr, iteration_ptr, sample_ptr, b, threshold)
-    k_tile = load_tile(
-        k,
-        start,
-        k_len,
-        k_row,
-        (b, g, b * k_batch + g * k_head),
-        HEAD_DIM,
-        KEYS,
-        BLOCK_DIM,
-        False,
-        WHOLE=False,
-    )
-    v_tile = load_tile(
-        v,
-        start,
-        k_len,
-        v_row,
-        (b, g, b * v_batch + g * v_head),
-        HEAD_DIM,
-        KEYS,
-        BLOCK_DIM,
-        False,
-        WHOLE=False,
-    )
+    k_tile = load_kept(k, start, k_len, k_row, (b, g, b * k_batch + g * k_head), HEAD_DIM, KEYS, BLOCK_DIM)
+    v_tile = load_kept(v, start, k_len, v_row, (b, g, b * v_batch + g * v_head), HEAD_DIM, KEYS, BLOCK_DIM)
     dk = tl.zeros([KEYS, BLOCK_DIM], tl.float32)
     dv = tl.zeros([KEYS, BLOCK_DIM], tl.float32)
     for n in range(g * repeat, (g + 1) * repeat):

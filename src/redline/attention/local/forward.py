@@ -15,15 +15,15 @@ import triton.language as tl
 from redline.attention.local.tiles import (
     LN2,
     LOG2E,
-    blocks,
+    SIZES,
     draw_of,
     kept,
+    load_kept,
     load_tile,
-    place,
     positions_of,
+    queries_of_program,
     scores,
     seen,
-    span,
     store_tile,
 )
 
@@ -64,7 +64,7 @@ def _attend(
     return acc, total, peak
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def attention_forward_kernel(
     q, k, v, out_ptr, lse_ptr, cu_ptr, seg_ptr, sink_ptr, key_ptr, iteration_ptr, sample_ptr, positions_ptr,
     q_len, k_len, heads, repeat, batch, section, q_tiles, num_docs, steps,
@@ -76,14 +76,13 @@ def attention_forward_kernel(
 ):  # fmt: skip
     """out [q_len, batch, heads, HEAD_DIM] and lse [batch, heads, q_len]."""
     SEGMENTS: tl.constexpr = seg_ptr is not None
-    tile, place_of_head = place(q_tiles, section, LAST_FIRST=RIGHT)
+    place_of_head, start, row, lo, hi, begin, full_begin, full_end, end = queries_of_program(
+        q_tiles, section, q_len, k_len, cu_ptr, num_docs, steps, left, right,
+        LEFT, RIGHT, SEGMENTS, QUERIES, KEYS,
+    )  # fmt: skip
     b, n = place_of_head // heads, place_of_head % heads
     g = n // repeat
     k_at, v_at = (b, g, b * k_batch + g * k_head), (b, g, b * v_batch + g * v_head)
-    start = tile * QUERIES
-    row = start + tl.arange(0, QUERIES)
-    lo, hi = span(row, q_len, k_len, cu_ptr, num_docs, steps, left, right, LEFT, RIGHT)
-    begin, full_begin, full_end, end = blocks(lo, hi, KEYS, SEGMENTS)
     if SEGMENTS:
         seg_ptr += b * k_len
     position, draw = row, (0, 0, 0, 0, 0)
@@ -91,18 +90,7 @@ def attention_forward_kernel(
         position = positions_of(positions_ptr, row, q_len)
         draw = draw_of(key_ptr, iteration_ptr, sample_ptr, b, threshold)
 
-    q_tile = load_tile(
-        q,
-        start,
-        q_len,
-        q_row,
-        (b, n, b * q_batch + n * q_head),
-        HEAD_DIM,
-        QUERIES,
-        BLOCK_DIM,
-        False,
-        WHOLE=False,
-    )
+    q_tile = load_kept(q, start, q_len, q_row, (b, n, b * q_batch + n * q_head), HEAD_DIM, QUERIES, BLOCK_DIM)
     acc = tl.zeros([QUERIES, BLOCK_DIM], tl.float32)
     if sink_ptr is not None:
         peak = tl.zeros([QUERIES], tl.float32) + tl.load(sink_ptr + n).to(tl.float32) * LOG2E

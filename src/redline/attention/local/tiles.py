@@ -18,6 +18,11 @@ from redline.kernels.triton_common import philox_words
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
+# Numbers that change from batch to batch: kernels compiled for "is 1" or "is a multiple of 16" gain nothing.
+SIZES = (
+    "q_len", "q_padded", "k_len", "heads", "batch", "section", "q_tiles", "k_tiles", "num_docs", "steps",
+    "first_head",
+)  # fmt: skip
 
 
 @triton.jit
@@ -77,6 +82,24 @@ def blocks(lo, hi, BLOCK: tl.constexpr, ALL_MASKED: tl.constexpr):
 
 
 @triton.jit
+def queries_of_program(
+    q_tiles, section, q_len, k_len, cu_ptr, num_docs, steps, left, right,
+    LEFT: tl.constexpr, RIGHT: tl.constexpr, SEGMENTS: tl.constexpr, QUERIES: tl.constexpr,
+    KEYS: tl.constexpr,
+):  # fmt: skip
+    """Where a program that takes a tile of queries works, and the keys that they see.
+
+    Returns: the place of its head among those of all samples, its first row, its rows, `span`, `blocks`.
+    """
+    tile, place_of_head = place(q_tiles, section, LAST_FIRST=RIGHT)
+    start = tile * QUERIES
+    row = start + tl.arange(0, QUERIES)
+    lo, hi = span(row, q_len, k_len, cu_ptr, num_docs, steps, left, right, LEFT, RIGHT)
+    begin, full_begin, full_end, end = blocks(lo, hi, KEYS, SEGMENTS)
+    return place_of_head, start, row, lo, hi, begin, full_begin, full_end, end
+
+
+@triton.jit
 def load_tile(
     source, row, rows, stride, at,
     HEAD_DIM: tl.constexpr, BLOCK: tl.constexpr, BLOCK_DIM: tl.constexpr,
@@ -102,6 +125,14 @@ def load_tile(
         else:
             tile = tl.load(where, mask=(r < rows)[:, None] & (d < HEAD_DIM)[None, :], other=0.0)
     return tile
+
+
+@triton.jit
+def load_kept(
+    source, row, rows, stride, at, HEAD_DIM: tl.constexpr, BLOCK: tl.constexpr, BLOCK_DIM: tl.constexpr
+):
+    """The tile that a program keeps while it walks the others."""
+    return load_tile(source, row, rows, stride, at, HEAD_DIM, BLOCK, BLOCK_DIM, TMA=False, WHOLE=False)
 
 
 @triton.jit
