@@ -15,6 +15,7 @@ KERNELS = {
     "void flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64, 4>>(Flash_fwd_params)": "attention",
     "void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<X>(Flash_bwd_params)": "attention",
     "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x128": "attention",
+    "void cudnn::fusion::compute_dot_do_o_specialized<true, __nv_bfloat16, 128>(X)": "attention",
     "fmha_cutlassF_bf16_aligned_64x128_rf_sm80(PyTorchMemEffAttention::AttentionKernel)": "attention",
     "kernel_cutlass_kernel_flash_attncuteflash_fwd_sm90_FlashAttentionForwardSm90": "attention",
     "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)": "collective",

@@ -14,8 +14,8 @@ import torch
 from redline.attention.probe import Inputs
 from redline.attention.spec import Attention, Request
 
-WARMUP = 3
-LEAST_ROUNDS, MOST_ROUNDS = 5, 30
+WARMUP, WARM_S = 3, 0.1  # steps after the one that compiles, and the seconds after which they are enough
+LEAST_ROUNDS, MOST_ROUNDS = 3, 30
 ENOUGH_S = 0.25  # of measuring, once there are LEAST_ROUNDS
 MEAN_DOCUMENT, LONGEST_DOCUMENT = 700, 8192  # tokens, of packed rows
 SPREAD = 1.2  # of the logarithm of their lengths
@@ -44,9 +44,7 @@ def measure(
     ready = dict(backends)
     for name, attention in backends.items():
         try:
-            for _ in range(WARMUP if most_rounds > 1 else 1):
-                inputs.step(attention)
-            _finish(request)
+            _warm(inputs, attention, request, WARMUP if most_rounds > 1 else 0)
         except Exception as error:  # out of memory, and whatever Triton and the packages raise
             found[name] = Timing(failed=str(error).splitlines()[0] if str(error) else type(error).__name__)
             del ready[name]
@@ -61,6 +59,18 @@ def measure(
     for name, pairs in samples.items():
         found[name] = Timing(*(statistics.median(each) for each in zip(*pairs, strict=True)))
     return {name: found[name] for name in backends}
+
+
+def _warm(inputs: Inputs, attention: Attention, request: Request, steps: int) -> None:
+    """One step that compiles, then as many, within WARM_S."""
+    inputs.step(attention)
+    _finish(request)
+    started = time.perf_counter()
+    for _ in range(steps):
+        inputs.step(attention)
+        _finish(request)
+        if time.perf_counter() - started > WARM_S:
+            return
 
 
 def document_lengths(request: Request) -> list[int]:

@@ -6,8 +6,14 @@ the documents of a packed row alone), the kernels that ran by name, and the card
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +32,13 @@ from redline.attention import (
 )
 from redline.attention.probe import Inputs, mask_of
 from redline.attention.timing import Timing, document_lengths, measure
+from redline.bench.device import clocks, kernel_times
 from redline.bench.gate import Gate, check
 from redline.errors import ConfigError
 from redline.formulas.flops import attention_pass_flops
 from redline.hardware import detect
 from redline.kernels.bench_case import BenchCase
+from redline.units import format_duration
 
 TOKENS = 16384  # of a row of the grid; longer sequences are one sample
 LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768, 65536)
@@ -88,17 +96,55 @@ def shapes(device_type: str, *, quick: bool) -> Iterator[Shape]:
 
 
 def bench_attention(
-    device_type: str, *, quick: bool, calibration: Path, say: Callable[[str], object]
+    device_type: str,
+    *,
+    quick: bool,
+    calibration: Path,
+    say: Callable[[str], object],
+    keep: Callable[[list[dict[str, Any]]], object],
 ) -> list[dict[str, Any]]:
-    """Check and time the grid; a shape that fails costs its row alone."""
+    """Check and time the grid; a shape that fails costs its row alone.
+
+    Args:
+        keep: given the rows there are after each of them.
+    """
     peak = detect(device_type).peak("bf16")
     store = Calibration(calibration, say)
-    rows = []
+    rows: list[dict[str, Any]] = []
     gates: dict[tuple[str, int, int, bool], Gate] = {}
-    for shape in dict.fromkeys(shapes(device_type, quick=quick)):
+    grid = list(dict.fromkeys(shapes(device_type, quick=quick)))
+    if device_type == "cuda":
+        compile_ahead(grid, say)
+    for shape in grid:
         rows.append(_row(shape, device_type, store, peak, gates))
         say(_sentence(rows[-1]))
+        keep(rows)
     return rows
+
+
+def compile_ahead(grid: list[Shape], say: Callable[[str], object]) -> None:
+    """Compile the kernels of the grid in several processes: the caches on disk then have them.
+
+    Without it most of the time would go to compilers, one kernel after the other. What fails here fails again
+    in its row, which says so.
+    """
+    kinds = {(each.head_dim, each.num_groups, each.packed): each for each in grid}
+    started = time.perf_counter()
+    with ProcessPoolExecutor(
+        min(len(kinds), os.cpu_count() or 1), multiprocessing.get_context("spawn")
+    ) as pool:
+        for done in [pool.submit(_compile, shape) for shape in kinds.values()]:
+            done.exception()
+    took = format_duration(time.perf_counter() - started)
+    say(f"kernels of {len(kinds)} kinds of shapes are compiled, in {took}")
+
+
+def _compile(shape: Shape) -> None:
+    """Run every backend once, on the smallest shape of its kind."""
+    request = shape.request("cuda")
+    for attention in _candidates(request)[0].values():
+        with suppress(RuntimeError):
+            gate(attention, request)
 
 
 def all_right(rows: list[dict[str, Any]]) -> bool:
@@ -126,7 +172,9 @@ def _row(
     for name, timing in measure(backends, request).items():
         found[name] |= _rates(timing, [each * shape.batch for each in flops], peak)
         if timing.failed is None and device_type == "cuda":
-            found[name]["kernels"] = kernels_of(backends[name], request)
+            inputs = Inputs(request, document_lengths(request), request.batch)
+            times = kernel_times(partial(inputs.step, backends[name]))
+            found[name]["kernels"] = [each.as_dict() for each in times]
     row = {"case": shape.name, "shape": asdict(shape), "backends": found, "clocks": clocks(device_type)}
     return row | {"auto": _auto(request, store, found)}
 
@@ -209,38 +257,6 @@ def _auto(request: Request, store: Calibration, found: dict[str, dict[str, Any]]
     chosen = totals.get(choice.ran)
     over = chosen / min(totals.values()) if chosen is not None else None
     return {"ran": choice.ran, "why": choice.why, "over_best": over}
-
-
-def kernels_of(attention: Attention, request: Request) -> list[str]:
-    """The names of the kernels of one forward and backward, the longest first."""
-    inputs = Inputs(request, document_lengths(request), request.batch)
-    inputs.step(attention)
-    activities = [torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=activities) as profile:
-        inputs.step(attention)
-        torch.cuda.synchronize()
-    events = [each for each in profile.key_averages() if each.self_device_time_total > 0]
-    events.sort(key=lambda each: each.self_device_time_total, reverse=True)
-    return [each.key for each in events if each.device_type == torch.profiler.DeviceType.CUDA]
-
-
-def clocks(device_type: str) -> dict[str, float] | None:
-    """The card's clock and power at this moment, None where NVIDIA's management library does not tell."""
-    if device_type != "cuda":
-        return None
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByIndex(torch.cuda.current_device())
-        return {
-            "sm_mhz": pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM),
-            "memory_mhz": pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM),
-            "watts": pynvml.nvmlDeviceGetPowerUsage(handle) / 1e3,
-            "celsius": pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU),
-        }
-    except Exception:  # the package is optional, and a container may hide the library
-        return None
 
 
 def _sentence(row: dict[str, Any]) -> str:

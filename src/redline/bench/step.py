@@ -8,6 +8,7 @@ from contextlib import closing
 from dataclasses import asdict
 from typing import Any
 
+from redline.bench.in_place import attention_in_place
 from redline.build import compile_failure_explained
 from redline.config import Environment, Parsed
 from redline.errors import ConfigError
@@ -24,6 +25,8 @@ def bench_step(
 ) -> dict[str, Any]:
     """Run WARMUP_STEPS + `steps` steps of the configuration as `redline train` would; nothing is saved.
 
+    On a GPU one step more, where the run has it, shows attention in place (in_place.py).
+
     Raises: ConfigError when the run is shorter than that.
     """
     run = open_run(parsed, environment, say)
@@ -37,6 +40,9 @@ def bench_step(
     step = run.make_step()
     with compile_failure_explained(), closing(run.batches()) as batches:
         outcomes = [step(next(batches)) for _ in range(wanted)]
+        peak_bytes = run.meter.peak_bytes()
+        more = run.plan.batch.total_iterations > run.state.iteration
+        attention = attention_in_place(run, lambda: step(next(batches))) if more else None
     measured = outcomes[WARMUP_STEPS:]
     rates = [outcome.num_tokens / outcome.time_s for outcome in measured]
     rate = statistics.median(rates)
@@ -58,9 +64,10 @@ def bench_step(
         "tokens_per_s_range": [min(rates), max(rates)],
         "step_time_s": statistics.median(outcome.time_s for outcome in measured),
         "mfu": {each.convention: each.as_dict() for each in utilisation},
-        "peak_memory_bytes": run.meter.peak_bytes(),
+        "peak_memory_bytes": peak_bytes,
         "predicted_memory": run.plan.memory.as_dict(),
         "loss": [outcomes[0].loss, outcomes[-1].loss],
+        "attention": attention,
         "choices": [asdict(choice) for choice in run.choices],
     }
 

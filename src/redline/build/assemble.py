@@ -141,18 +141,10 @@ def join_data_parallel(
     )
 
 
-def choose_attention(
-    config: RunConfig, plan: Plan, device: torch.device, calibration: Calibration | None = None
-) -> tuple[Attention, Choice]:
-    """The attention backend of this run.
-
-    Args:
-        calibration: with which `--attention-backend auto` compares the backends of a GPU.
-
-    Raises: ConfigError when a backend asked for by name cannot run this model here.
-    """
+def attention_request(config: RunConfig, plan: Plan, device: torch.device) -> Request:
+    """What this run asks of its attention, on one tensor-parallel rank."""
     shape = plan.shape.of_rank(plan.grid.tp)
-    request = Request(
+    return Request(
         device_type=device.type,
         dtype=make_recipe(plan.precision).compute,
         head_dim=shape.head_dim,
@@ -168,6 +160,19 @@ def choose_attention(
         deterministic=config.train.deterministic_mode,
         flash_version=config.attention.flash_attention_version,
     )
+
+
+def choose_attention(
+    config: RunConfig, plan: Plan, device: torch.device, calibration: Calibration | None = None
+) -> tuple[Attention, Choice]:
+    """The attention backend of this run.
+
+    Args:
+        calibration: with which `--attention-backend auto` compares the backends of a GPU.
+
+    Raises: ConfigError when a backend asked for by name cannot run this model here.
+    """
+    request = attention_request(config, plan, device)
     return select_backend(config.attention.attention_backend, request, calibration)
 
 

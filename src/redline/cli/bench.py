@@ -76,7 +76,7 @@ def main(argv: Sequence[str]) -> int:
     keep = partial(_keep, out, case, commit)
     measures: dict[str, Callable[[list[str]], Measured]] = {
         "step": partial(_step, keep=keep),
-        "attention": _attention,
+        "attention": partial(_attention, keep=keep),
         "kernels": partial(_kernels, keep=keep),
         "comm": partial(_comm, out=out, commit=commit),
         "gemm": _gemm,
@@ -155,16 +155,23 @@ def _step_line(row: dict[str, Any]) -> str:
         return f"{name}{row['error']}"
     half = row["mfu"]["causal-half"]["mfu"]
     ratio = f", {row['ratio']:.3f} of the first" if "ratio" in row else ""
+    place = row.get("attention") or {}
+    attention = (
+        f", {place['backend']} attention at {place['in_place_flops_per_s'] / 1e12:.0f} TFLOP/s "
+        f"({place['share']:.0%} of alone)"
+        if "share" in place
+        else ""
+    )
     return (
         f"{name}{row['case']}: {row['tokens_per_s']:,.0f} tokens/s{ratio}, "
         f"{format_duration(row['step_time_s'])} a step, "
         f"MFU {'n/a' if half is None else f'{half:.1%}'} (causal-half), "
         f"peak {format_bytes(row['peak_memory_bytes'])} "
-        f"(predicted {format_bytes(row['predicted_memory']['total'])})"
+        f"(predicted {format_bytes(row['predicted_memory']['total'])}){attention}"
     )
 
 
-def _attention(words: list[str]) -> Measured:
+def _attention(words: list[str], *, keep: Keep) -> Measured:
     quick = "--quick" in words
     words[:] = [word for word in words if word != "--quick"]
     if words:
@@ -180,7 +187,9 @@ def _attention(words: list[str]) -> Measured:
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     calibration = read_environment().cache_dir / "calibration.json"
-    rows = bench_attention(device, quick=quick, calibration=calibration, say=print)
+    rows = bench_attention(
+        device, quick=quick, calibration=calibration, say=_at_once, keep=partial(keep, device)
+    )
     print_attention(rows)
     return device, rows, 0 if all_right(rows) else 1
 

@@ -73,7 +73,8 @@ _KERNELS: tuple[tuple[Kind, tuple[str, ...]], ...] = (
     (
         "attention",
         ("flash_fwd", "flash_bwd", "fmha", "flash::", "flashattn", "flash_attn", "flashfwd", "flashbwd",
-         "attention", "attn", "cudnn_generated_fort_native_sdpa", "sdpa"),
+         "attention", "attn", "cudnn_generated_fort_native_sdpa", "sdpa",
+         "compute_dot_do_o", "convert_dq_to_16"),  # cuDNN's, before and after its backward
     ),
     (
         "gemm",
