@@ -89,6 +89,19 @@ def test_what_full_recompute_keeps():
         assert kept == units * stream + rest * layer
 
 
+@pytest.mark.parametrize("method", ["uniform", "block"])
+def test_spread_inputs_are_a_share_each(method):
+    """--distribute-saved-activations: a unit's input over tp; one is whole while its unit runs again."""
+    run = MicrobatchShape(seq_length=4096, fused=WITHOUT_LOGITS, tp=4, recompute=full(method, 8))
+    spread = replace(run, recompute=full(method, 8, spread=True))
+    assert 4 * unit_input(LLAMA3_8B, spread).num_bytes == unit_input(LLAMA3_8B, run).num_bytes
+    units, stream = len(run.recompute.units(32)), unit_input(LLAMA3_8B, run).num_bytes
+    kept, less = (total_bytes(saved_by_layers(LLAMA3_8B, each)) for each in (run, spread))
+    assert kept - less == units * stream * 3 // 4
+    peak, lower = (training_memory(LLAMA3_8B, each, StateDtypes()).total for each in (run, spread))
+    assert 0 < peak - lower <= units * stream * 3 // 4
+
+
 @pytest.mark.parametrize("recompute", [NOTHING, full("uniform", 1), full("block", 8)])
 def test_offloaded_layers_leave_two_of_them_behind(recompute):
     run = MicrobatchShape(seq_length=4096, fused=WITHOUT_LOGITS, recompute=recompute)

@@ -254,6 +254,7 @@ RECOMPUTE = {
     "recompute_modules": see(observe.plan),
     "recompute_method": see(observe.plan, value="block", **FULL),
     "recompute_num_layers": see(observe.plan, value=2, **FULL),
+    "distribute_saved_activations": see(observe.ranks, **FULL, tensor_model_parallel_size=2),
 }
 # The tiny run is on a CPU, where each is refused; tests/kernels holds them to their plain twins.
 FUSIONS = {

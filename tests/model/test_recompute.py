@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import pytest
@@ -10,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_cases import gradients, make_batch, make_dropout, make_model, make_shape, run_loss
 
+from redline.comm import Group
 from redline.formulas.recompute import MODULES, NOTHING, Recompute, full, selective
 from redline.model import Ops, local_ops
-from redline.model.recompute import checkpoint
+from redline.model.recompute import _own_share, checkpoint
 
 CHOICES = {
     **{name: selective([name]) for name in MODULES},
@@ -81,6 +83,17 @@ def test_same_bits_in_bf16_without_main_gradients_and_with_flash(choice):
         found = trained(shape, CHOICES[choice], torch.bfloat16, **options)
         assert found[0] == want[0]
         assert all(torch.equal(found[1][name], grad) for name, grad in want[1].items())
+
+
+@settings(max_examples=20, derandomize=True, deadline=None)
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=3), st.integers(2, 4))
+def test_the_ranks_shares_are_the_whole(size, ranks):
+    """Also where the elements cannot be cut evenly; each is a copy, so that the whole can be freed."""
+    x = torch.arange(math.prod(size), dtype=torch.float32).reshape(size)
+    shares = [_own_share(x, Group(tuple(range(ranks)), index)) for index in range(ranks)]
+    assert len({share.numel() for share in shares}) == 1
+    assert torch.equal(torch.cat(shares)[: x.numel()].view(size), x)
+    assert all(share.untyped_storage().data_ptr() != x.untyped_storage().data_ptr() for share in shares)
 
 
 CALLS = {  # of the record's operations in one forward and backward of three layers of a Llama

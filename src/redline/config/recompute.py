@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from redline.config.flags import SET, Section, flag
-from redline.config.waits import MOE, RETIRED_CHECKPOINTING, SPREAD_ACTIVATIONS
+from redline.config.waits import MOE, RETIRED_CHECKPOINTING
 
 BESIDE_RESIDUAL_NORM = ("layernorm", "mlp")  # modules that --fused-residual-rmsnorm cannot let be dropped
 
@@ -59,9 +59,8 @@ class RecomputeConfig(Section):
     )
     distribute_saved_activations: bool = flag(
         False,
-        waits_for=SPREAD_ACTIVATIONS,
         needs={"recompute_granularity": "full", "recompute_method": SET},
-        help="Spread saved activations over tp ranks.",
+        help="Each tp rank keeps its part of what full recompute saves.",
     )
     moe_layer_recompute: bool = flag(False, waits_for=MOE, help="Recompute whole MoE layers.")
     checkpoint_activations: bool = flag(

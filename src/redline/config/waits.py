@@ -31,11 +31,6 @@ class Waits:
         return f"not-in-redline/{self.topic}" if self.never else f"not-available-yet/{self.topic}"
 
 
-SPREAD_ACTIVATIONS = Waits(
-    "spread-activations",
-    "it waits for saved activations that are spread over tp ranks.",
-    "use --sequence-parallel, which spreads them and more.",
-)
 PIPELINE_PARALLEL = Waits("pipeline-parallel", "it waits for pipeline parallelism.")
 CONTEXT_PARALLEL = Waits(
     "context-parallel", "it waits for context parallelism.", "leave it out, or shorten --seq-length."

@@ -133,8 +133,9 @@ def _among(held: Held, names: list[str]) -> bool:
 
 
 def unit_input(shape: ModelShape, run: MicrobatchShape) -> Held:
-    """What a unit of full recompute keeps: the residual stream before its first layer."""
-    return Held("attention", "unit", "input", run.rows * shape.hidden * run.item)
+    """What a unit of full recompute keeps: the residual stream before its first layer, or a rank's part."""
+    ranks = run.tp if run.recompute.spread else 1
+    return Held("attention", "unit", "input", -(-run.rows * shape.hidden // ranks) * run.item)
 
 
 def rebuilt_by_layer(shape: ModelShape, run: MicrobatchShape) -> tuple[Held, ...]:

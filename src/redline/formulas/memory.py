@@ -208,8 +208,10 @@ def _backward(shape: ModelShape, run: MicrobatchShape, part: Part) -> Iterator[M
     for last in {len(units), sum(len(unit) == len(units[0]) for unit in units)} - {0}:
         inputs = saved_by_layers(shape, run, last)
         twice = Held("attention", "unit", "input, kept once", -shared_stream(shape, run))
+        gathered = run.rows * shape.hidden * run.item if run.recompute.spread else 0
+        whole = Held("attention", "unit", "input, gathered", gathered)
         kept = _up_to(layer * len(units[last - 1]), layer, part)
-        yield (*inputs, twice, *kept), _workspace(shape, plain, part, again=True)
+        yield (*inputs, whole, twice, *kept), _workspace(shape, plain, part, again=True)
 
 
 def _workspace(shape: ModelShape, run: MicrobatchShape, part: Part, *, again: bool) -> tuple[Held, ...]:

@@ -31,11 +31,13 @@ class Recompute:
         modules: of every layer that is in no unit.
         unit: layers of a unit; 0 makes no units.
         layers: how many layers, from the first, are in units; None: all.
+        spread: each tensor-parallel rank keeps its part of a unit's input, and they gather it in backward.
     """
 
     modules: frozenset[Module] = frozenset()
     unit: int = 0
     layers: int | None = None
+    spread: bool = False
 
     def units(self, num_layers: int) -> tuple[range, ...]:
         """The units of a chunk of so many layers: ranges that keep their input alone."""
@@ -53,7 +55,8 @@ class Recompute:
         parts = []
         if self.unit:
             covered = "all layers" if self.layers is None else f"the first {self.layers} layers"
-            parts.append(f"{covered} in units of {self.unit}" if self.unit > 1 else covered)
+            spread = ", their inputs spread over tp ranks" if self.spread else ""
+            parts.append((f"{covered} in units of {self.unit}" if self.unit > 1 else covered) + spread)
         if self.modules:
             parts.append(", ".join(name for name in MODULES if name in self.modules))
         return " and ".join(parts) or "nothing"
@@ -62,9 +65,11 @@ class Recompute:
 NOTHING = Recompute()
 
 
-def full(method: str, num_layers: int) -> Recompute:
+def full(method: str, num_layers: int, spread: bool = False) -> Recompute:
     """`--recompute-granularity full`: uniform units of `num_layers`, or a block of so many first layers."""
-    return Recompute(unit=num_layers) if method == "uniform" else Recompute(unit=1, layers=num_layers)
+    if method == "uniform":
+        return Recompute(unit=num_layers, spread=spread)
+    return Recompute(unit=1, layers=num_layers, spread=spread)
 
 
 def selective(modules: Iterable[Module]) -> Recompute:

@@ -9,7 +9,7 @@ Source: Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from redline.formulas.activations import MicrobatchShape
@@ -35,7 +35,7 @@ class Sent:
 
 
 def tp_of_microbatch(shape: ModelShape, run: MicrobatchShape, *, sequence: bool) -> tuple[Sent, ...]:
-    """The collectives of one microbatch, forward and backward, without recompute.
+    """The collectives of one microbatch, forward and backward, and what recompute repeats of them.
 
     The loss without logits sends its statistics once a chunk of tokens: more collectives of the same bytes.
     """
@@ -62,9 +62,24 @@ def tp_of_microbatch(shape: ModelShape, run: MicrobatchShape, *, sequence: bool)
         ]
     return (
         *between,
+        *_again(shape, run, hidden, sequence=sequence),
         Sent("loss, maximum", "all_reduce", 1, number),
         Sent("loss, sums", "all_reduce", 1, 3 * number),
     )
+
+
+def _again(shape: ModelShape, run: MicrobatchShape, hidden: int, *, sequence: bool) -> Iterator[Sent]:
+    """The forward collectives of what runs again: both halves of a layer in a unit, else its MLP alone."""
+    units = run.recompute.units(shape.num_layers)
+    covered = sum(map(len, units))
+    halves = 2 * covered + (shape.num_layers - covered) * run.recompute.drops("mlp")
+    if sequence:
+        yield Sent("recompute", "all_gather", halves, hidden)
+        yield Sent("recompute", "reduce_scatter", halves, hidden)
+    else:
+        yield Sent("recompute", "all_reduce", halves, hidden)
+    if run.recompute.spread:
+        yield Sent("recompute, its inputs", "all_gather", len(units), hidden)
 
 
 def tp_of_step(partial_elements: int, grad_dtype: str) -> tuple[Sent, ...]:

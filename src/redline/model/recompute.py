@@ -5,6 +5,9 @@ Nothing else is needed for the same bits: dropout is a function of keys and coun
 or set back, and weight gradients reach `main_grad` in backward alone, which happens once. Parameters that the
 function reads are no arguments of it; their gradients are made by the inner backward, where their hooks fire.
 
+Where tensor-parallel ranks hold the same input, each may keep its part alone (`spread`): they gather it again
+in backward. Their bits are equal, since every one of them has the result of the same all-reduce.
+
 `rebuilt` keeps the input of a norm or an activation in place of its output, and makes the output anew when
 the GEMM that reads it asks for what it saved. Nothing else runs again, and no storage is resized.
 """
@@ -20,42 +23,60 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from redline.comm.collectives import all_gather
+from redline.comm.groups import Group
+
 
 class CheckpointFn(torch.autograd.Function):
-    """y = run(*inputs). Saves the inputs."""
+    """y = run(*inputs). Saves the inputs; of the first, with `spread`, this rank's part."""
 
     @staticmethod
-    def forward(ctx: Any, run: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-        ctx.run = run
-        ctx.save_for_backward(*inputs)
+    def forward(ctx: Any, run: Callable[..., Tensor], spread: Group | None, *inputs: Tensor) -> Tensor:
+        ctx.run, ctx.spread, ctx.size = run, spread, inputs[0].shape
+        first = inputs[0] if spread is None else _own_share(inputs[0], spread)
+        ctx.save_for_backward(first, *inputs[1:])
         return run(*inputs)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        first, *others = ctx.saved_tensors
+        if ctx.spread is not None:
+            first = all_gather(first, ctx.spread)[: ctx.size.numel()].view(ctx.size)
         inputs = [
             saved.detach().requires_grad_(needed)
-            for saved, needed in zip(ctx.saved_tensors, ctx.needs_input_grad[1:], strict=True)
+            for saved, needed in zip((first, *others), ctx.needs_input_grad[2:], strict=True)
         ]
         with torch.enable_grad():
             edge = get_gradient_edge(ctx.run(*inputs))  # the output itself is of no use
         torch.autograd.backward((edge,), (dy,))
-        return None, *(each.grad for each in inputs)
+        return None, None, *(each.grad for each in inputs)
 
 
-def checkpoint(run: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+def _own_share(x: Tensor, group: Group) -> Tensor:
+    """A copy of this rank's part of x, flat: [ceil(elements / ranks)], zeros behind the last element."""
+    share = -(-x.numel() // group.size)
+    part = x.new_zeros(share)
+    own = x.flatten()[group.index * share : (group.index + 1) * share]
+    part[: own.numel()] = own
+    return part
+
+
+def checkpoint(run: Callable[..., Tensor], *inputs: Tensor, spread: Group | None = None) -> Tensor:
     """run(*inputs), of which only the inputs are kept for backward.
 
     Args:
         run: from tensors to one new tensor (no input and no view of one); the same function of its inputs
             whenever it is called.
         inputs: every tensor that a gradient must flow to, other than parameters.
+        spread: ranks that all hold the same first input, of which each keeps a part
+            (`--distribute-saved-activations`).
     """
     if not torch.is_grad_enabled():
         return run(*inputs)
     if not any(each.requires_grad for each in inputs):  # else the parameters inside would get no gradient
         inputs = (inputs[0].detach().requires_grad_(), *inputs[1:])
-    y: Tensor = CheckpointFn.apply(run, *inputs)
+    y: Tensor = CheckpointFn.apply(run, spread, *inputs)
     return y
 
 

@@ -106,6 +106,7 @@ class Transformer(nn.Module):
         self.label_smoothing = label_smoothing
         self.embedding = Embedding(shape, ops=ops, dtype=dtype, residual_dtype=residual_dtype or dtype, tp=tp)
         self.units, self.offload_layers = recompute.units(shape.num_layers), offload_layers
+        self.spread = tp.group if recompute.spread else None
         self._copies: torch.cuda.Stream | None = None
         in_units = {index for unit in self.units for index in unit}
         part = shape.of_rank(tp.size)
@@ -157,7 +158,7 @@ class Transformer(nn.Module):
         done = 0
         for unit in self.units:
             with moves(unit.start):
-                x_SBH = checkpoint(partial(run, unit), x_SBH)
+                x_SBH = checkpoint(partial(run, unit), x_SBH, spread=self.spread)
             done = unit.stop
         for index in range(done, len(self.layers)):
             with moves(index):

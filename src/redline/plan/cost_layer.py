@@ -259,6 +259,11 @@ def _add_experts(setup: Setup, rates: Rates, forward: Parts, backward: Parts) ->
         parts.add("elementwise", stream_s(rates, 6 * tokens * shape.hidden * 2 * shape.moe_topk))
 
 
+def stream_gather_s(setup: Setup, rates: Rates) -> float:
+    """Seconds to gather the residual stream of a microbatch from its tp ranks."""
+    return collective_s(rates, "all_gather", setup.tokens * setup.shape.hidden * 2, setup.grid.tp)
+
+
 def _recompute(setup: Setup, rates: Rates, forward: Parts, gemms: list[_Gemm]) -> Parts:
     """What one layer repeats of its forward pass, as an average over the stage's layers."""
     parts = Parts()
@@ -268,6 +273,9 @@ def _recompute(setup: Setup, rates: Rates, forward: Parts, gemms: list[_Gemm]) -
             chunk = setup.layers_per_stage / setup.vpp
             share = min(1.0, setup.recompute_layers / chunk)
         parts.add("recompute", forward.total * share)
+        if setup.spread_inputs:
+            inputs = share if setup.recompute_method == "block" else 1 / setup.recompute_layers
+            parts.add("recompute", inputs * stream_gather_s(setup, rates))
     elif setup.recompute == "selective":
         dtype = "fp8" if setup.fp8 else setup.dtype
         if "core_attn" in setup.recompute_modules:

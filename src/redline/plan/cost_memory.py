@@ -152,6 +152,7 @@ def chunk_bytes(setup: Setup) -> float:
     boundary /= setup.grid.tp if setup.sequence_parallel else 1
     if setup.recompute != "full":
         return layers * each
+    boundary /= setup.grid.tp if setup.spread_inputs else 1
     if setup.recompute_method == "block":
         dropped = min(layers, setup.recompute_layers)
         return dropped * boundary + (layers - dropped) * each

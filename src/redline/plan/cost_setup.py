@@ -30,6 +30,7 @@ class Setup:
         attention: "flash", "fused" (neither keeps scores), or "unfused".
         fp8: recipe of the GEMMs' operands, None for 16 bits.
         recompute: "none", "selective" or "full" (then `recompute_layers` of a chunk are dropped).
+        spread_inputs: each tp rank keeps its part of what full recompute saves.
         sharding: what is split over dp.
         ordered: asynchronous collectives start when they are issued (one hardware queue for tp and cp, or a
             GPU that needs none; several queues for an FSDP).
@@ -54,6 +55,7 @@ class Setup:
     recompute_method: str = "uniform"
     recompute_layers: int = 1
     recompute_modules: tuple[str, ...] = ()
+    spread_inputs: bool = False
     sequence_parallel: bool = False
     sharding: Sharding = "none"
     grad_bytes: int = 4
@@ -167,6 +169,7 @@ def setup_of(
         recompute_method=config.recompute.recompute_method or "uniform",
         recompute_layers=config.recompute.recompute_num_layers or 1,
         recompute_modules=config.recompute.recompute_modules if recompute == "selective" else (),
+        spread_inputs=config.recompute.distribute_saved_activations,
         sequence_parallel=p.sequence_parallel and grid.tp > 1,
         sharding=shard,
         grad_bytes=2 if config.precision.grad_reduce_in_bf16 else 4,

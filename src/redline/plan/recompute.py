@@ -20,7 +20,7 @@ from redline.formulas.recompute import MODULES, NOTHING, Module, Recompute, full
 from redline.formulas.shape import ModelShape
 from redline.formulas.state import StateDtypes
 from redline.hardware import Hardware, hardware_named
-from redline.plan.cost_layer import head_cost, layer_cost
+from redline.plan.cost_layer import head_cost, layer_cost, stream_gather_s
 from redline.plan.cost_rates import rates_of
 from redline.plan.cost_setup import setup_of
 from redline.units import format_bytes
@@ -37,20 +37,24 @@ class RecomputeCost:
         step_s: of the whole microbatch, nothing recomputed.
         layer_s: of running one layer's forward again.
         module_s: of one layer's modules again.
+        gather_s: of gathering the input of one unit, where its parts are spread over tp ranks.
     """
 
     step_s: float
     layer_s: float
     module_s: Mapping[Module, float]
+    gather_s: float = 0.0
 
     def share(self, choice: Recompute, num_layers: int) -> float:
         """Added time over the step's time."""
-        whole = sum(map(len, choice.units(num_layers)))
+        units = choice.units(num_layers)
+        whole, gathers = sum(map(len, units)), len(units) if choice.spread else 0
         each = sum(self.module_s[name] for name in choice.modules)
         if choice.drops("mlp"):  # what the others would repeat of the MLP is in it
             each -= self.module_s["activation"] * choice.drops("activation")
             each -= self.module_s["layernorm"] / 2 * choice.drops("layernorm")
-        return (whole * self.layer_s + (num_layers - whole) * each) / self.step_s
+        again = whole * self.layer_s + gathers * self.gather_s
+        return (again + (num_layers - whole) * each) / self.step_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +128,7 @@ def stated_recompute(config: RunConfig) -> Recompute:
     r = config.recompute
     if r.recompute_granularity == "full":
         assert r.recompute_method is not None and r.recompute_num_layers is not None, "a rule"
-        return full(r.recompute_method, r.recompute_num_layers)
+        return full(r.recompute_method, r.recompute_num_layers, r.distribute_saved_activations)
     if r.recompute_granularity == "selective":
         return selective(name for name in MODULES if name in r.recompute_modules)
     return NOTHING
@@ -158,7 +162,8 @@ def recompute_cost(
         for name in MODULES
     }
     whole = setup.shape.num_layers * layer.total + head_cost(setup, rates).total
-    return RecomputeCost(step_s=whole, layer_s=layer.forward.total, module_s=again)
+    gather = stream_gather_s(setup, rates)
+    return RecomputeCost(step_s=whole, layer_s=layer.forward.total, module_s=again, gather_s=gather)
 
 
 def recompute_choice(choice: Recompute, cost: RecomputeCost, saved_bytes: int, num_layers: int) -> Choice:
