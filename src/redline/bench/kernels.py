@@ -91,6 +91,9 @@ def bench_kernels(
 ) -> list[dict[str, Any]]:
     """Check and time the cases on the current GPU; one row a case, the measured copy bandwidth in each.
 
+    A row also has the bandwidth of a copy that moves as many bytes as the operator's forward: a launch takes
+    some microseconds to fill and to drain the card, a tenth of what 64 MiB take.
+
     A case that fails has a row with its error in place of figures. Each row says which libraries were there.
 
     Args:
@@ -128,6 +131,7 @@ def bench_case(case: BenchCase, device: torch.device, effort: Effort, copy_rate:
         "bytes_backward": case.bytes_backward,
         "flops": case.flops,
         "copy_bytes_per_s": copy_rate,
+        "copy_alike_bytes_per_s": copy_bandwidth(device, effort, case.bytes_forward // 2),
         "gate": gate.as_dict(),
         "providers": {},
     }
@@ -228,12 +232,12 @@ def _medians(calls: dict[str, Callable[[], Any]], effort: Effort, device: torch.
     }
 
 
-def copy_bandwidth(device: torch.device, effort: Effort) -> float:
-    """Bytes read and written a second by a device-to-device copy of 1 GiB."""
-    source, target = (torch.empty(GIB, dtype=torch.int8, device=device) for _ in range(2))
+def copy_bandwidth(device: torch.device, effort: Effort, num_bytes: int = GIB) -> float:
+    """Bytes read and written a second by a device-to-device copy of so many."""
+    source, target = (torch.empty(num_bytes, dtype=torch.int8, device=device) for _ in range(2))
     for _ in range(effort.warmup):
         target.copy_(source)
-    return 2 * GIB / _medians({"copy": lambda: target.copy_(source)}, effort, device)["copy"]
+    return 2 * num_bytes / _medians({"copy": lambda: target.copy_(source)}, effort, device)["copy"]
 
 
 def host_seconds(

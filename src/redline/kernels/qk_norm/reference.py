@@ -45,7 +45,7 @@ def split_qkv(
     """Views [S, B, N, D], [S, B, G, D] and [S, B, G, D] of a projection whose last dim is [q | k | v]."""
     S, B, _ = qkv_SBX.shape
     heads = qkv_SBX.view(S, B, num_heads + 2 * num_groups, head_dim)
-    q, k, v = heads.split((num_heads, num_groups, num_groups), dim=2)
+    q, k, v = heads.split_with_sizes((num_heads, num_groups, num_groups), 2)
     return q, k, v
 
 

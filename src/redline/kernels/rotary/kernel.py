@@ -155,25 +155,18 @@ def _strides(positions: Tensor | None) -> tuple[int, int]:
 
 
 def _rotate(
-    src: Tensor,
-    dst: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    positions: Tensor | None,
-    interleaved: bool,
-    inverse: bool,
-) -> None:
-    """dst = src turned; both [S, B, heads, D] with unit stride in D. The same tensor turns in place."""
-    S, B, heads, dim = src.shape
-    if src.numel() == 0:
-        return
+    src: Tensor, dst: Tensor, shape: tuple[int, ...], src_strides: tuple[int, ...],
+    dst_strides: tuple[int, ...], rest: int, cos: Tensor, sin: Tensor, positions: Tensor | None,
+    interleaved: bool, inverse: bool,
+) -> None:  # fmt: skip
+    """dst = src turned, both `shape` [S, B, heads] of rows; the same tensor, and no rest, turns in place."""
+    S, B, heads = shape
     half = cos.shape[1]
-    rest = 0 if src is dst else dim - 2 * half  # in place the other channels are there already
     config = head_config(heads, half, rest)
     _rotary_kernel[(S * B, ceil_div(heads, config.block_heads))](
-        src, dst, cos, sin, positions, B, heads, cos.shape[0], *_strides(positions),
-        *src.stride()[:3], *dst.stride()[:3], inverse, interleaved, half, rest,
-        config.block_heads, config.block_half, config.block_rest, num_warps=config.num_warps,
+        src, dst, cos, sin, positions, B, heads, cos.shape[0], *_strides(positions), *src_strides,
+        *dst_strides, inverse, interleaved, half, rest, config.block_heads, config.block_half,
+        config.block_rest, num_warps=config.num_warps,
     )  # fmt: skip
 
 
@@ -186,9 +179,16 @@ def rotate(
 ) -> tuple[Tensor, Tensor]:
     """q [S, B, N, D] and k [S, B, G, D] turned, into new contiguous tensors."""
     outputs = (contiguous_like(q), contiguous_like(k))
+    if q.numel() == 0:
+        return outputs
+    rest = q.shape[3] - 2 * cos.shape[1]
     with on_device_of(q):
-        for src, dst in zip((q, k), outputs, strict=True):
-            _rotate(_unit_stride(src), dst, cos, sin, positions, interleaved, inverse)
+        for x, dst in zip((q, k), outputs, strict=True):
+            src = _unit_stride(x)
+            _rotate(
+                src, dst, x.shape[:3], src.stride()[:3], dst.stride()[:3], rest, cos, sin, positions,
+                interleaved, inverse,
+            )  # fmt: skip
     return outputs
 
 
@@ -196,10 +196,12 @@ def rotate_qkv(
     qkv: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None, interleaved: bool, rotated: int, dim: int
 ) -> None:
     """Turn the first `rotated` heads of qkv [S, B, heads * D] (contiguous) in place."""
-    S, B, _ = qkv.shape
-    heads = qkv.view(S, B, qkv.shape[2] // dim, dim)[:, :, :rotated]
-    with on_device_of(qkv):
-        _rotate(heads, heads, cos, sin, positions, interleaved, False)
+    if qkv.numel() == 0:
+        return
+    S, B, width = qkv.shape
+    strides = (B * width, width, dim)
+    with on_device_of(qkv):  # the channels that do not turn are in place already
+        _rotate(qkv, qkv, (S, B, rotated), strides, strides, 0, cos, sin, positions, interleaved, False)
 
 
 def merge_grad(

@@ -45,8 +45,5 @@ def split_qkv(
     """Views [S, B, N, D], [S, B, G, D] and [S, B, G, D] of a projection whose last dim is [q | k | v]."""
     S, B, _ = qkv_SBX.shape
     heads = qkv_SBX.view(S, B, num_heads + 2 * num_groups, head_dim)
-    return (
-        heads[:, :, :num_heads],
-        heads[:, :, num_heads : num_heads + num_groups],
-        heads[:, :, num_heads + num_groups :],
-    )
+    q, k, v = heads.split_with_sizes((num_heads, num_groups, num_groups), 2)
+    return q, k, v
