@@ -16,6 +16,7 @@ BASE = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --train-iters 10
 ROPE = "--position-embedding-type rope"
 
 # rule -> [(words that break it, words that do not)]
+TE = "--transformer-impl transformer_engine"
 CASES: dict[str, list[tuple[str, str]]] = {
     "heads-divide-hidden": [("--num-attention-heads 5", "--num-attention-heads 5 --kv-channels 16")],
     "groups-divide-heads": [
@@ -266,6 +267,31 @@ CASES: dict[str, list[tuple[str, str]]] = {
     ],
     "fp8-compile": [("--fp8 --use-torch-compile", "--fp8")],
     "fp8-gather-needs": [("--fp8 --fp8-param-gather", f"--fp8 --fp8-param-gather {SHARDED}")],
+    "transformer-engine-on-one-rank": [(f"{TE} --tensor-model-parallel-size 2", TE)],
+    "transformer-engine-runs-eagerly": [
+        (f"{TE} {words}", TE) for words in ("--use-torch-compile", "--cuda-graph-impl local")
+    ],
+    "transformer-engine-fuses-by-itself": [
+        (f"{TE} {words}", f"{TE} --no-gradient-accumulation-fusion")
+        for words in ("--no-bias-swiglu-fusion", "--bias-gelu-fusion", "--fused-residual-rmsnorm", "--fp64")
+    ],
+    "transformer-engine-keeps-its-tensors": [
+        (f"{TE} --cpu-offloading --cpu-offloading-num-layers 1", TE),
+        (f"{TE} --recompute auto", TE),
+        (f"{TE} --fp8 {FULL}", f"{TE} {FULL}"),
+        (f"{TE} --recompute-activations --recompute-modules layernorm", f"{TE} --recompute-activations"),
+        (
+            f"{TE} --fp8 --recompute-activations --recompute-modules mlp",
+            f"{TE} --recompute-activations --recompute-modules mlp",
+        ),
+    ],
+    "transformer-engine-casts-by-itself": [
+        (f"{TE} --fp8 {words}", f"{TE} --fp8 --fp8-margin 1 --first-last-layers-bf16")
+        for words in (
+            "--no-fp8-wgrad", "--fp8-interval 2", "--fp8-keep-bf16 layers.0.*", "--fp8-stats-interval 9",
+            "--fp8-return-to-bf16 9", "--fp8-output-proj", "--fp8-recipe blockwise --fp8-emulate",
+        )
+    ],
     "mtp-positions": [
         ("--mtp-num-layers 1", f"--mtp-num-layers 1 {ROPE}"),
         (f"--mtp-num-layers 1 --mtp-hsm {ROPE}", f"--mtp-num-layers 2 --mtp-hsm {ROPE}"),

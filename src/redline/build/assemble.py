@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -20,10 +21,12 @@ from redline.build.kernels import kernel_conditions
 from redline.build.tensor_parallel import tensor_parallel
 from redline.choice import Choice
 from redline.comm import Collectives, Groups, Progress, single_process
-from redline.config import RunConfig, packs
+from redline.config import PrecisionConfig, RunConfig, packs
 from redline.errors import ConfigError
 from redline.formulas.operators import Operator
 from redline.model import (
+    Engine,
+    EngineFp8,
     Fp8Gemms,
     Transformer,
     check_names,
@@ -46,6 +49,9 @@ from redline.optim import (
 from redline.plan import Plan, choose_kernels
 from redline.precision import DTYPES, NEVER, Fp8Spec, Fp8State, Recipe, make_recipe
 
+SITES_A_LAYER = 4
+TOKENS = 32  # of which Transformer Engine's GEMMs in fp8 take multiples, by any recipe
+
 
 @dataclass(frozen=True, slots=True)
 class Assembly:
@@ -54,7 +60,7 @@ class Assembly:
     plan: Plan
     model: Transformer
     optimizer: Optimizer
-    fp8: Fp8Gemms | None
+    fp8: Fp8Gemms | EngineFp8 | None
     recipe: Recipe
     choices: tuple[Choice, ...]
 
@@ -82,7 +88,8 @@ def assemble(
     """
     recipe = make_recipe(plan.precision, grad_in_bf16=plan.dtypes.grad == "bf16")
     attention, attention_choice = chosen_attention
-    conditions = kernel_conditions(plan, device, attention_choice.ran, interpret=interpret)
+    engine = config.kernels.transformer_impl == "transformer_engine"
+    conditions = kernel_conditions(plan, device, attention_choice.ran, engine=engine, interpret=interpret)
     kernels = choose_kernels(config.kernels, plan.shape, conditions)
     plan = plan.with_implementation(attention_choice.ran, kernels.fused)
     if "masked_softmax" in kernels.fused:
@@ -117,7 +124,11 @@ def assemble(
     ranks = join_data_parallel(buffers, plan, groups, progress)
     if plan.data_parallel.overlap_gather:
         model.before_part = ranks.gatherer.before
-    fp8 = make_fp8(config, plan, model, kernels.fused, groups, device)
+    fp8: Fp8Gemms | EngineFp8 | None
+    if engine:
+        fp8 = make_engine(config, plan, model, groups)
+    else:
+        fp8 = make_fp8(config, plan, model, kernels.fused, groups, device)
     bits = determinism(config.train.deterministic_mode, device.type, attention_choice.ran, kernels.fused)
     shared = SharedParameters(tp.group, shared_parameters(plan.shape, tp.rank, sequence=tp.sequence))
     impl: AdamImpl = "triton" if "adamw" in kernels.fused else "auto"
@@ -187,19 +198,7 @@ def make_fp8(
     """Puts the sites that the plan names into fp8."""
     if plan.fp8 is None:
         return None
-    options = config.precision
-    assert options.fp8_format is not None and options.fp8_recipe != "custom"
-    spec = Fp8Spec(
-        format=options.fp8_format,
-        recipe=options.fp8_recipe,
-        margin=options.fp8_margin,
-        interval=options.fp8_interval,
-        history_len=options.fp8_amax_history_len,
-        algo=options.fp8_amax_compute_algo,
-        wgrad=options.fp8_wgrad,
-        emulate=options.fp8_emulate,
-        patience=options.fp8_return_to_bf16 or NEVER,
-    )
+    spec, options = fp8_spec(config.precision), config.precision
     if spec.recipe == "blockwise" and not spec.emulate and device.type == "cuda":
         _require_cuda_of_blocks(torch.version.cuda)
     state = Fp8State(plan.fp8.sites, spec, device, groups.world, kernels=bool(fused) or device.type == "cuda")
@@ -212,6 +211,49 @@ def make_fp8(
     fuse_wgrad = config.kernels.gradient_accumulation_fusion
     head = options.fp8_output_proj
     return Fp8Gemms(model, state, fused=fused, fuse_wgrad=fuse_wgrad, head=head)
+
+
+def fp8_spec(options: PrecisionConfig) -> Fp8Spec:
+    """The options of fp8 as plain values."""
+    assert options.fp8_format is not None and options.fp8_recipe != "custom"
+    return Fp8Spec(
+        format=options.fp8_format,
+        recipe=options.fp8_recipe,
+        margin=options.fp8_margin,
+        interval=options.fp8_interval,
+        history_len=options.fp8_amax_history_len,
+        algo=options.fp8_amax_compute_algo,
+        wgrad=options.fp8_wgrad,
+        emulate=options.fp8_emulate,
+        patience=options.fp8_return_to_bf16 or NEVER,
+    )
+
+
+def make_engine(config: RunConfig, plan: Plan, model: Transformer, groups: Groups) -> EngineFp8 | None:
+    """Puts the modules of transformer-engine at every site, and those that the plan names into fp8.
+
+    Raises: ConfigError where fp8 cannot take one GEMM of a layer (a module holds two), or so many tokens.
+    """
+    fuse_wgrad = config.kernels.gradient_accumulation_fusion
+    if plan.fp8 is None:
+        Engine(model, fuse_wgrad=fuse_wgrad)
+        return None
+    counts = Counter(int(site.split(".")[1]) for site in plan.fp8.sites)
+    if min(counts.values()) < SITES_A_LAYER:
+        raise ConfigError(
+            "--transformer-impl transformer_engine cannot run these layers in fp8.",
+            f"{plan.fp8.choices[-1].why}; its modules take a layer's GEMMs into fp8 together.",
+            "use --transformer-impl fused, which keeps such a GEMM in bf16.",
+        )
+    if tokens := plan.microbatch.tokens % TOKENS:
+        raise ConfigError(
+            f"--transformer-impl transformer_engine cannot take {plan.microbatch.tokens} tokens in fp8.",
+            f"its GEMMs take multiples of {TOKENS}; these are {tokens} too many.",
+            "choose another --seq-length, or use --transformer-impl fused, which takes any number.",
+        )
+    in_bf16 = set(range(plan.shape.num_layers)) - set(counts)
+    engine = Engine(model, fuse_wgrad=fuse_wgrad, in_bf16=in_bf16)
+    return EngineFp8(engine, model, fp8_spec(config.precision), groups.world.handle)
 
 
 def _require_cuda_of_blocks(version: str | None) -> None:

@@ -9,14 +9,18 @@ from redline.kernels.common import why_not_on
 from redline.kernels.masked_softmax import op as masked_softmax
 from redline.kernels.qk_norm import op as qk_norm
 from redline.kernels.rms_norm import op as rms_norm
+from redline.model import why_no_engine
 from redline.plan import Conditions, Plan
 
 
-def kernel_conditions(plan: Plan, device: torch.device, attention: str, *, interpret: bool) -> Conditions:
+def kernel_conditions(
+    plan: Plan, device: torch.device, attention: str, *, engine: bool, interpret: bool
+) -> Conditions:
     """Under which `choose_kernels` decides for this run.
 
     Args:
         attention: the backend that runs.
+        engine: whether the modules of transformer-engine are asked for, which then is imported.
         interpret: whether kernels may run interpreted where there is no GPU.
     """
     why_not = why_not_on(device.type)
@@ -35,5 +39,10 @@ def kernel_conditions(plan: Plan, device: torch.device, attention: str, *, inter
     if shape.softcap:
         limits["masked_softmax"] = "the kernel knows no soft-capping of scores"
     return Conditions(
-        device=device.type, precision=plan.precision, attention=attention, why_not=why_not, limits=limits
+        device=device.type,
+        precision=plan.precision,
+        attention=attention,
+        why_not=why_not,
+        why_no_engine=why_no_engine(device.type, shape) if engine else None,
+        limits=limits,
     )

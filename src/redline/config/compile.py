@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from redline.config.flags import Section, flag
-from redline.config.waits import GRAPH_SCOPES, TRANSFORMER_ENGINE, WHOLE_STEP_GRAPHS
+from redline.config.waits import GRAPH_SCOPES, TRANSFORMER_ENGINE_PARTS, WHOLE_STEP_GRAPHS
 
 GRAPHS = {"cuda_graph_impl": ("local", "transformer_engine", "full_iteration")}
 
@@ -26,7 +26,7 @@ class CompileConfig(Section):
             "--enable-cuda-graph": "local",
             "--external-cuda-graph": "transformer_engine",
         },
-        refused={"transformer_engine": TRANSFORMER_ENGINE, "full_iteration": WHOLE_STEP_GRAPHS},
+        refused={"transformer_engine": TRANSFORMER_ENGINE_PARTS, "full_iteration": WHOLE_STEP_GRAPHS},
         help="local: replay forward and backward of a microbatch from one CUDA graph.",
     )
     cuda_graph_scope: tuple[str, ...] = flag(

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from redline.config.flags import Section, flag
-from redline.config.waits import CUSTOM_CODE, INFERENCE_ONLY, TRANSFORMER_ENGINE
+from redline.config.waits import CUSTOM_CODE, INFERENCE_ONLY, TRANSFORMER_ENGINE_PARTS
 
 
 def fusion(help: str, megatron: bool = True) -> bool | None:
@@ -24,8 +24,9 @@ class KernelsConfig(Section):
         "auto",
         short=True,
         megatron="transformer_engine",
-        refused={"transformer_engine": TRANSFORMER_ENGINE, "inference_optimized": INFERENCE_ONLY},
-        help="Implementation of the model: fused kernels, or local, plain PyTorch; auto: fused on a GPU.",
+        refused={"inference_optimized": INFERENCE_ONLY},
+        help="Implementation of the model: fused kernels; local, plain PyTorch; transformer_engine, NVIDIA's "
+        "modules where that package is installed; auto: fused on a GPU.",
     )
     gradient_accumulation_fusion: bool = flag(
         True, help="Add weight gradients to the main gradient inside their GEMM."
@@ -45,7 +46,7 @@ class KernelsConfig(Section):
     cross_entropy_fusion_impl: Literal["native", "te", "linear"] = flag(
         "linear",
         megatron="native",
-        refused={"te": TRANSFORMER_ENGINE},
+        refused={"te": TRANSFORMER_ENGINE_PARTS},
         help="Which fused loss: linear never holds the logits whole, native keeps them in memory.",
     )
     jit_fuser: bool | None = flag(
@@ -56,6 +57,6 @@ class KernelsConfig(Section):
         help="Compile small functions with torch.compile.",
     )
     use_transformer_engine_op_fuser: bool = flag(
-        False, waits_for=TRANSFORMER_ENGINE, help="Transformer Engine's fusion of operators."
+        False, waits_for=TRANSFORMER_ENGINE_PARTS, help="Transformer Engine's fusion of operators."
     )
     spec: tuple[str, ...] = flag((), waits_for=CUSTOM_CODE, help="Python path of a layer specification.")

@@ -78,10 +78,11 @@ FP8_ATTENTION = Waits(
     "Redline's own kernels multiply in 16 bits.",
     "leave it out: attention runs in the compute dtype.",
 )
-TRANSFORMER_ENGINE = Waits(
+TRANSFORMER_ENGINE_PARTS = Waits(
     "transformer-engine",
-    "it waits for the adapter to the package transformer-engine.",
-    "use --transformer-impl fused, which needs no package and has its own fp8.",
+    "of the package transformer-engine Redline uses the modules of layers alone.",
+    "leave it out: Redline's own needs no package.",
+    never=True,
 )
 ATTENTION_VARIANTS = Waits(
     "attention-variants", "it waits for further kinds of attention.", "use plain causal attention."

@@ -12,6 +12,7 @@ Read in this order: transformer.py, block.py, modules.py, local.py.
     random.py       Philox on tensors: dropout masks, normal draws; init.py: initial weights
     shard_table.py  which logical tensors, or slices of them, each parameter stores
     tensor_parallel.py, parallel_gemm.py  one of several tensor-parallel ranks
+    transformer_engine.py  the sites as modules of NVIDIA's package, where it is installed
 
 It knows nothing of data parallelism, recompute, precision recipes or the optimizer: build/ puts those
 around it.
@@ -33,9 +34,12 @@ from redline.model.shard_table import (
 )
 from redline.model.tensor_parallel import TensorParallel
 from redline.model.transformer import Transformer
+from redline.model.transformer_engine import Engine, EngineFp8, te_modules, te_recipe, why_no_engine
 
 __all__ = [
     "DropoutState",
+    "Engine",
+    "EngineFp8",
     "Fp8Gemms",
     "Ops",
     "Stored",
@@ -51,5 +55,8 @@ __all__ = [
     "parts_of",
     "shard_table",
     "shared_parameters",
+    "te_modules",
+    "te_recipe",
     "tensor_parallel_ops",
+    "why_no_engine",
 ]

@@ -81,6 +81,7 @@ class Transformer(nn.Module):
         tp: the ranks that share the model; `ops` are then those of `tensor_parallel_ops`.
 
     Attributes:
+        around_layers: the context that all layers of a forward pass run in.
         before_part: called just before the parameters of "embedding", "layers.3" and last "head" (with the
             final norm) are read; where they are still on their way it waits for them.
     """
@@ -121,6 +122,7 @@ class Transformer(nn.Module):
             for index in range(shape.num_layers)
         )
         self.final_norm = Norm(shape.hidden, shape=shape, norm=ops.norm, dtype=dtype)
+        self.around_layers: Callable[[], AbstractContextManager[None]] = nullcontext
         self.before_part: Callable[[str], None] = _ready
         self.head = None if shape.tied else Table(shape.padded_vocab_size // tp.size, shape.hidden, dtype)
 
@@ -156,13 +158,14 @@ class Transformer(nn.Module):
         run = partial(self._run_layers, rope=rope, mask=mask, dropout=dropout)
         moves = self._offload(rope, tokens_BS.device)
         done = 0
-        for unit in self.units:
-            with moves(unit.start):
-                x_SBH = checkpoint(partial(run, unit), x_SBH, spread=self.spread)
-            done = unit.stop
-        for index in range(done, len(self.layers)):
-            with moves(index):
-                x_SBH = run(range(index, index + 1), x_SBH)
+        with self.around_layers():
+            for unit in self.units:
+                with moves(unit.start):
+                    x_SBH = checkpoint(partial(run, unit), x_SBH, spread=self.spread)
+                done = unit.stop
+            for index in range(done, len(self.layers)):
+                with moves(index):
+                    x_SBH = run(range(index, index + 1), x_SBH)
         self.before_part("head")
         hidden_SBH: Tensor = self.final_norm(x_SBH)
         return hidden_SBH

@@ -38,12 +38,14 @@ class Conditions:
         attention: the backend; only "unfused" has a softmax of its own.
         why_not: why no kernel can run here; None where they can.
         limits: why the kernel of one operator cannot take this model.
+        why_no_engine: why the modules of transformer-engine cannot run; known where they are asked for.
     """
 
     device: str
     precision: str
     attention: str
     why_not: str | None = None
+    why_no_engine: str | None = None
     limits: Mapping[Operator, str] = field(default_factory=dict)
 
     @property
@@ -87,7 +89,7 @@ def choose_kernels(config: KernelsConfig, shape: ModelShape, at: Conditions) -> 
             fused.update(switch.operators)
         why = _why(switch, asked, reason)
         choices.append(_choice(switch, asked, ("fused" if runs else "local"), why))
-    if whole.ran == "fused":
+    if whole.ran != "local":
         fused |= {"embedding", "adamw"}
     if config.fused_residual_rmsnorm:
         _check_residual(shape, fused)
@@ -110,11 +112,29 @@ def _implementation(asked: str, at: Conditions) -> Choice:
                 "use --transformer-impl auto, which takes the fused kernels where they run.",
             )
         return Choice(what, asked, "fused", "asked for by name: Redline's Triton kernels")
+    if asked == "transformer_engine":
+        return _engine(what, asked, at)
     if at.device != "cuda":
         return Choice(what, asked, "local", "plain PyTorch: the fused kernels are for a GPU")
     if reason:
         return Choice(what, asked, "local", f"plain PyTorch: {reason}")
     return Choice(what, asked, "fused", "Redline's Triton kernels: a GPU and Triton are there")
+
+
+def _engine(what: str, asked: str, at: Conditions) -> Choice:
+    """NVIDIA's modules for norms, GEMMs and activation; every operator beside them as under `fused`."""
+    reason = (
+        None if at.device == "cuda" else "the modules of the package transformer-engine run on a GPU alone"
+    )
+    reason = at.why_no_engine or reason or at.refusal
+    if reason is None:
+        return Choice(what, asked, asked, "asked for by name: NVIDIA's modules for norms, GEMMs, activation")
+    raise ConfigError(
+        "--transformer-impl transformer_engine cannot run here.",
+        f"{reason}.",
+        "use --transformer-impl fused, which needs no package and has its own fp8; or, where there is a GPU, "
+        "pip install --no-build-isolation 'transformer-engine[pytorch]'.",
+    )
 
 
 def _switches(config: KernelsConfig, shape: ModelShape, at: Conditions) -> Iterator[Switch]:

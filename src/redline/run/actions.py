@@ -14,6 +14,7 @@ from redline.errors import TrainingError
 from redline.files import os_errors_as
 from redline.formulas.flops import CONVENTIONS, Attended, Convention, TokenFlops, flops_per_packed_token
 from redline.ledger import Ledger, StepRecord, ValidRecord, mfu
+from redline.model import Fp8Gemms
 from redline.run.batches import eval_batches
 from redline.run.display import Display
 from redline.run.folder import RunFolder
@@ -55,7 +56,7 @@ class RunActions:
         options = run.config.logging
         self._watch = ThroughputWatch(options.throughput_drop) if options.log_throughput else None
         fp8 = run.state.fp8
-        self.fp8 = Fp8Watch(fp8) if fp8 is not None and ledger is not None else None
+        self.fp8 = Fp8Watch(fp8) if isinstance(fp8, Fp8Gemms) and ledger is not None else None
         self.straggler = StragglerWatch(run.groups.control) if options.log_straggler else None
         self.saved: Path | None = None
         self._writer = writer

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from redline.comm import Group
 from redline.data import Microbatch
-from redline.model import Fp8Gemms, Transformer
+from redline.model import EngineFp8, Fp8Gemms, Transformer
 from redline.step.forward import microbatch_loss, wide_dtype
 
 
@@ -29,7 +29,7 @@ def evaluate(
     microbatches: Iterable[Microbatch],
     device: torch.device,
     dp: Group | None = None,
-    fp8: Fp8Gemms | None = None,
+    fp8: Fp8Gemms | EngineFp8 | None = None,
 ) -> Evaluation:
     """Token-weighted mean over all `microbatches`: it does not depend on how they are cut.
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from redline.comm.chunked import Chunked
 from redline.errors import CheckpointError
 from redline.formulas.shape import ModelShape
-from redline.model import Fp8Gemms, Transformer, logical_tensors, parts_of
+from redline.model import EngineFp8, Fp8Gemms, Transformer, logical_tensors, parts_of
 from redline.optim import Kind, Optimizer, Pieces
 
 # Where each kind of flat buffer stands in a checkpoint: param/embedding.word.weight, exp_avg/...
@@ -42,7 +42,7 @@ class TrainState:
     consumed_tokens: int = 0
     schedule_samples: int = 0
     nonfinite_steps: int = 0
-    fp8: Fp8Gemms | None = None
+    fp8: Fp8Gemms | EngineFp8 | None = None
 
     @property
     def shape(self) -> ModelShape:

@@ -7,11 +7,11 @@ from typing import Any
 
 from redline.config.flags import SET, Option
 from redline.config.problems import Problem
-from redline.config.rules import layout, model, precision, recompute, training
+from redline.config.rules import layout, model, precision, recompute, training, transformer_engine
 from redline.config.rules.rule import Rule, show
 from redline.config.tree import RunConfig, options, value_of
 
-MODULES = (model, training, layout, recompute, precision)
+MODULES = (model, training, layout, recompute, precision, transformer_engine)
 RULES: tuple[Rule, ...] = tuple(rule for module in MODULES for rule in module.RULES)
 
 
