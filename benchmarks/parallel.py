@@ -1,8 +1,13 @@
-"""Data parallelism on the GPUs of one host: see gpu_parallel.sh.
+"""Data and tensor parallelism on the GPUs of one host: see gpu_parallel.sh.
 
-equal   losses of the same run on one GPU and on several, by layout (under torchrun, all in one start)
-steps   tokens/s and memory of the 1B and the 8-layer 8B model, by layout and bucket size (the same)
+equal   losses of the same run on one GPU and on several, by layout                    (under torchrun)
+steps   tokens/s, memory and each rank's ledger of the 8-layer 8B and the 1B, by layout (the same)
+links   GEMMs joined to a collective, by method, at both models' shapes                 (the same)
+watch   the clock of slow ranks, and the record of the newest collectives               (the same)
 kill    a rank is killed under load: how long until the job has ended, what it says, and whether it resumes
+
+A part writes each row as it comes. A row that takes too long ends its process, the launcher starts all of
+them again (`--max-restarts`), and they go on behind it: what is in the file is not tried twice.
 """
 
 from __future__ import annotations
@@ -11,10 +16,12 @@ import argparse
 import gc
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -24,52 +31,64 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from parallel_rows import DP, EQUAL, SMALL, STEPS, Row, steps_words
 
-from redline.bench import bench_step
 from redline.bench.record import write_result
-from redline.comm import close_world
+from redline.comm import Group, Meeting, World, close_world, every, open_world, write_flight_record
+from redline.comm.linked_gemm import Chunked, Plain
+from redline.comm.measure import time_gather_gemm, time_gemm_scatter
+from redline.comm.symmetric import SymmetricMemory, reserve
 from redline.config import Environment, parse_args, read_environment
-from redline.errors import RedlineError
-from redline.run import open_run
+from redline.data import samples
+from redline.ledger import Reference, join_ranks
+from redline.ledger.take import take_account
+from redline.ledger.trace import parse_trace
+from redline.run import OpenRun, open_run
+from redline.step import StopConditions, train
+from redline.step.loop import Action
+from redline.step.profile import Captured, StepProfiler, TorchCapture, Window
 
-Row = dict[str, Any]
-SMALL = (
-    "--num-layers 4 --hidden-size 512 --num-attention-heads 8 --vocab-size 4096 --seq-length 512 --mock-data "
-    "--micro-batch-size 2 --global-batch-size 16 --train-iters 10 --eval-iters 0"
-)
-SHARDED = "--use-distributed-optimizer"
-LATE = "--no-overlap-grad-reduce"
-TP = "--tensor-model-parallel-size 2 --sequence-parallel"
-EQUAL = [
-    ("plain", "--fp32", ""),
-    ("sharded, late", "--fp32", f"{SHARDED} {LATE} --no-overlap-param-gather"),
-    ("sharded", "--fp32", SHARDED),
-    ("tp", "--fp32", TP),
-    ("sharded", "--bf16", SHARDED),
-    ("tp", "--bf16", TP),
-]
-LARGE_BUCKETS = f"{SHARDED} --ddp-bucket-size 160000000"
-STEPS = {
-    "--preset llama3.2-1b --seq-length 4096 --micro-batch-size 2": {
-        "plain": "", "sharded": SHARDED, "tp": TP,
-        "sharded, late": f"{SHARDED} {LATE} --no-overlap-param-gather",
-    },
-    "--preset llama3-8b --num-layers 8 --seq-length 4096 --micro-batch-size 1": {
-        "sharded": SHARDED, "sharded, 160 million elements": LARGE_BUCKETS
-    },
-}  # fmt: skip
-NUM_STEPS = 5
+WARMUP, TIMED = 3, 4
+NUM_STEPS = WARMUP + TIMED + 2  # the last one is captured, the one before warms the tracer up
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+ROW_S = {"equal": 60, "steps": 50, "links": 60, "watch": 60}
+LOSSES = ("dp", "tp", "collective", "launch", "synchronisation", "copies", "gemm", "attention")
 
 
 class Job:
-    """The ranks of one start, which meet anew for each layout."""
+    """The ranks of one start, which meet anew for each row."""
 
     def __init__(self, out: Path, case: str) -> None:
         self.environment, self._out, self._case = read_environment(), out, case
         self.leads = self.environment.rank == 0
         self.size = self.environment.world_size
-        self._attempts = count(self.environment.attempt * 1000 + (500 if case == "steps" else 0))
-        self._rows: list[Row] = []
+        first = self.environment.attempt * 1000 + 100 * list(ROW_S).index(case)
+        self._attempts = count(first)
+        self._rows: list[Row] = json.loads(out.read_text())["results"] if out.exists() else []
+        self._done = {row["row"] for row in self._rows}
+
+    def row(self, name: str, work: Callable[[], Row | None]) -> None:
+        """Keep what `work` finds as the row of that name, unless an earlier start has tried it."""
+        if name in self._done:
+            return
+        started, row = time.monotonic(), {"row": name}
+        timer = threading.Timer(ROW_S[self._case], self._expire, [name])
+        if self.leads:  # the others wait for it, or end with it
+            self._keep({**row, "error": "it did not end"})
+            timer.start()
+        try:
+            found = work() or {}
+        except Exception as error:  # all ranks find it together, or the first one's timer ends them
+            found = {"error": f"{type(error).__name__}: {error}"[:600]}
+        timer.cancel()
+        if self.leads:
+            self._rows.pop()
+            self._keep({**row, **found, "took_s": round(time.monotonic() - started, 1)})
+            shown = {
+                key: value for key, value in self._rows[-1].items() if not isinstance(value, dict | list)
+            }
+            print(shown, flush=True)
 
     def on_all(self, work: Callable[[Environment], Any]) -> Any:
         """What this rank finds where all of them work together."""
@@ -80,14 +99,13 @@ class Job:
         alone = replace(self.environment, world_size=1, local_world_size=1)
         return self._cleanly(work, alone) if self.leads else None
 
-    def add(self, row: Row) -> None:
-        """Keep a row at once: whatever follows may be cut off."""
+    def _keep(self, row: Row) -> None:
         self._rows.append(row)
-        if self.leads:
-            print(
-                {key: value for key, value in row.items() if not isinstance(value, dict | list)}, flush=True
-            )
-            write_result(self._out, f"parallel-{self._case}", "cuda", self._rows)
+        write_result(self._out, f"parallel-{self._case}", DEVICE, self._rows, os.environ.get("COMMIT"))
+
+    def _expire(self, name: str) -> None:
+        print(f"{name}: more than {ROW_S[self._case]} s; starting again behind it", flush=True)
+        os._exit(3)
 
     @staticmethod
     def _cleanly(work: Callable[[Environment], Any], environment: Environment) -> Any:
@@ -115,60 +133,216 @@ def losses(words: str) -> Callable[[Environment], list[float]]:
 
 def equal(job: Job) -> None:
     alone: dict[str, list[float]] = {}
-    for name, precision, words in EQUAL:
-        if precision not in alone:
-            alone[precision] = job.on_one(losses(f"{SMALL} {precision}")) or []
-        started = time.monotonic()
-        row: Row = {"layout": name, "precision": precision[2:], "gpus": job.size}
-        found = job.on_all(losses(f"{SMALL} {precision} {words}"))
-        if job.leads:
-            pairs = list(zip(alone[precision], found, strict=True))
-            row |= {"first": abs(pairs[0][1] / pairs[0][0] - 1), "s": time.monotonic() - started}
-            row["largest"] = max(abs(b / a - 1) for a, b in pairs)
-        job.add(row)
+    for precision, layouts in EQUAL.items():
+        for name, words in layouts.items():
+
+            def compared(precision: str = precision, words: str = words) -> Row | None:
+                if precision not in alone:
+                    alone[precision] = job.on_one(losses(f"{SMALL} {precision}")) or []
+                found = job.on_all(losses(f"{SMALL} {precision} {words}"))
+                if not job.leads:
+                    return None
+                off = [abs(b / a - 1) for a, b in zip(alone[precision], found, strict=True)]
+                return {"gpus": job.size, "first": off[0], "largest": max(off), "loss": found[-1]}
+
+            job.row(f"{precision[2:]}, {name}", compared)
 
 
 def steps(job: Job) -> None:
     for model, layouts in STEPS.items():
-        base = f"{model} --mock-data --train-iters 20 --eval-iters 0 --bf16"
-        single = f"{base} --global-batch-size 4"
-        for name, words in {"one GPU": "", **layouts}.items():
-            several = single if TP in words else f"{base} --global-batch-size {4 * job.size} {words}"
-            try:
-                if name == "one GPU":
-                    row, gpus = job.on_one(timed(single)), 1
-                else:
-                    row, gpus = job.on_all(timed(f"{several} {words}")), job.size
-            except RedlineError as error:  # all ranks refuse together
-                row, gpus = {"error": str(error)}, job.size
-            job.add({"layout": name, "gpus": gpus, **(row or {})})
+        for name, words in layouts.items():
+            one = name.startswith("one GPU")
+            where = job.on_one if one else job.on_all
+            line = f"{steps_words(model, words, 1 if one else job.size)} --train-iters {NUM_STEPS}"
+
+            def timed(where: Any = where, line: str = line, gpus: int = 1 if one else job.size) -> Row | None:
+                found: Row | None = where(measured(line))
+                return None if found is None else {"gpus": gpus, **found}
+
+            job.row(f"{model}, {name}", timed)
 
 
-def timed(words: str) -> Callable[[Environment], Row]:
-    """Steps of a run of these words, as `redline bench step` takes them."""
+def measured(words: str) -> Callable[[Environment], Row]:
+    """Timed steps of a run of these words, and the ledger of one more."""
 
     def work(environment: Environment) -> Row:
-        row = bench_step(parse_args(words.split()), environment, steps=NUM_STEPS, say=lambda _: None)
-        wanted = ("case", "tokens_per_s", "step_time_s", "mfu", "peak_memory_bytes")
-        return {key: row[key] for key in wanted} | {
-            "predicted_memory_bytes": row["predicted_memory"]["total"]
+        run = open_run(parse_args(words.split()), environment, lambda _: None)
+        step, outcomes, captured = run.make_step(), [], []
+        window = Window(NUM_STEPS, NUM_STEPS, TorchCapture(run.device, captured.append))
+        with closing(run.batches()) as batches:
+            keep = Action("keep", 1, outcomes.append)
+            profiler = StepProfiler(step, [window])
+            train(run.state, step, batches, [keep], StopConditions(), NUM_STEPS, profiler)
+        run.state.optimizer.settle()
+        times = sorted(outcome.time_s for outcome in outcomes[WARMUP : WARMUP + TIMED])
+        tokens, took = outcomes[0].num_tokens, times[len(times) // 2]
+        flops = run.plan.flops["causal-half"].total * tokens / run.groups.world.size
+        peak = run.hardware.peak("bf16")
+        return {
+            "tokens_per_s": tokens / took,
+            "step_s": took,
+            "steps_s": [times[0], times[-1]],
+            "mfu_of_bf16_peak": flops / took / peak if peak else None,
+            "peak_memory_bytes": run.meter.peak_bytes(),
+            "predicted_memory_bytes": run.plan.memory.total,
+            "loss": outcomes[-1].loss,
+            **accounts(run, captured[0], flops),
+            "choices": [
+                f"{choice.what}: {choice.ran}: {choice.why}"
+                for choice in run.choices
+                if choice.what.startswith("tp-comm")
+            ],
         }
 
     return work
 
 
-def train(words: str, gpus: int, folder: Path) -> tuple[int, str]:
-    """Exit code and stderr of a run; its record lies in `folder`."""
+def accounts(run: OpenRun, captured: Captured, flops: float) -> Row:
+    """What each rank's ledger says of the captured step; a collective's ms are those that nothing hid."""
+    hardware, precision = run.hardware, run.plan.precision
+    reference = Reference(
+        device=hardware.name,
+        kind=hardware.kind,
+        dtype=precision,
+        peak_flops_per_s=hardware.peak(precision),
+        bandwidth_bytes_per_s=hardware.bandwidth_bytes_per_s,
+        model_flops=flops,
+        flops_source="model",
+    )
+    rank = run.groups.rank
+    trace = replace(parse_trace(captured.content, Path("trace.json")), rank=rank, source="trace.json")
+    nccl = [each for each in trace.device if "nccl" in each.name.lower()]
+    busy_ms = sum(each.end - each.start for each in nccl) / 1e6
+    account = take_account(trace, reference)
+    joined = join_ranks(every(run.groups.control, lambda: account))
+    return {
+        "exposed_ms": round(sum(map(joined.loss_ms, ("dp", "tp", "collective"))), 3),
+        "profiled_ms": round(joined.wall_ms, 2),
+        "ledgers": [
+            {"rank": each.rank, **{key: round(each.loss_ms(key), 3) for key in LOSSES if each.loss_ms(key)}}
+            for each in joined.ranks
+        ],
+        "nccl_ms_by_rank": [round(each, 3) for each in every(run.groups.control, lambda: busy_ms)],
+    }
+
+
+SITES = {  # (joined to, rows of a rank, K, N) at tp 2 and 8192 tokens
+    "8b qkv, gather": ("gather", 4096, 3072), "8b fc1, gather": ("gather", 4096, 14336),
+    "8b proj dgrad, gather": ("gather", 4096, 2048), "8b fc2 dgrad, gather": ("gather", 4096, 7168),
+    "8b proj, scatter": ("scatter", 2048, 4096), "8b fc2, scatter": ("scatter", 7168, 4096),
+    "1b qkv, gather": ("gather", 2048, 1536), "1b fc1, gather": ("gather", 2048, 8192),
+    "1b proj, scatter": ("scatter", 1024, 2048), "1b fc2, scatter": ("scatter", 4096, 2048),
+}  # fmt: skip
+TOKENS = 8192
+
+
+def links(job: Job) -> None:
+    def all_sites(environment: Environment) -> Row:
+        world = opened(environment)
+        group = Group(world.control.ranks, world.rank, dist.group.WORLD)
+        providers: list[Any] = [Plain(), Chunked(2), Chunked(4)]
+        refusal = reserve(group, 2 * TOKENS * 4096 * 2)
+        if refusal is None:
+            providers.append(SymmetricMemory())
+        found: Row = {"refusal": refusal, "sites": {}}
+        for site, (kind, K, N) in SITES.items():
+            timer = time_gather_gemm if kind == "gather" else time_gemm_scatter
+            timings = timer(providers, TOKENS // group.size, K, N, torch.bfloat16, group)
+            whole = torch.randn(TOKENS, K, dtype=torch.bfloat16, device="cuda")
+            weight = torch.randn(N, K, dtype=torch.bfloat16, device="cuda")
+            alone = median_ms(lambda whole=whole, weight=weight: whole @ weight.T)
+            row = {each.provider.name: round(each.ms, 4) for each in timings} | {"gemm": round(alone, 4)}
+            sent = row["plain"] - alone
+            row["hidden"] = round(1 - (min(each.ms for each in timings) - alone) / sent, 3)
+            found["sites"][site] = row
+            if world.rank == 0:
+                print(site, row, flush=True)
+        return found
+
+    job.row("links", lambda: job.on_all(all_sites))
+
+
+def opened(environment: Environment) -> World:
+    """The ranks met over NCCL, without a run."""
+    device = torch.device("cuda", environment.local_rank)
+    torch.cuda.set_device(device)
+    assert environment.master_addr is not None and environment.master_port is not None
+    meeting = Meeting(
+        rank=environment.rank,
+        world_size=environment.world_size,
+        address=environment.master_addr,
+        port=environment.master_port,
+        agent_store=environment.agent_store,
+        attempt=environment.attempt,
+    )
+    return open_world(meeting, "nccl", device)
+
+
+def median_ms(run: Callable[[], object]) -> float:
+    """Of ten calls on this GPU."""
+    times = []
+    for _ in range(13):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        run()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(begin.elapsed_time(end))
+    return sorted(times[3:])[5]
+
+
+def watch(job: Job) -> None:
+    """The last rank multiplies more in each microbatch: its own time must say so, and only its."""
+
+    def work(environment: Environment) -> Row:
+        with tempfile.TemporaryDirectory() as place:
+            words = f"{SMALL} --bf16 {DP} --log-straggler --flight-recorder-dump-path {place}/record"
+            run = open_run(parse_args(words.split()), environment, lambda _: None)
+            step, x = run.make_step(), torch.randn(8192, 8192, device=run.device, dtype=torch.bfloat16)
+            inner = step._microbatch
+
+            def slower(*args: Any) -> Any:
+                if environment.rank == job.size - 1:
+                    for _ in range(20):
+                        x @ x
+                return inner(*args)
+
+            step._microbatch = slower  # type: ignore[method-assign]
+            with closing(run.batches()) as batches:
+                outcomes = [step(next(batches)) for _ in range(8)]
+            own_s = sorted(outcome.own_s or 0.0 for outcome in outcomes[3:])[2]
+            record = pickle.loads(
+                write_flight_record(f"{place}/record", environment.rank, "nccl").read_bytes()
+            )
+            entries = record.get("entries", [])
+            mine = {
+                "rank": environment.rank,
+                "own_ms": 1e3 * own_s,
+                "step_ms": 1e3 * outcomes[-1].time_s,
+                "recorded": len(entries),
+                "newest": [each.get("profiling_name") for each in entries[-3:]],
+            }
+            return {"ranks": every(run.groups.control, lambda: mine)}
+
+    def told() -> Row:
+        found: Row = job.on_all(work)
+        if job.leads:
+            print(found, flush=True)
+        return found
+
+    job.row("watch", told)
+
+
+def train_command(words: str, gpus: int, folder: Path) -> list[str]:
+    """A run in its own processes; its record lies in `folder`."""
     command = [sys.executable, "-m", "redline", "train", *words.split(), "--save", str(folder)]
-    if gpus > 1:
-        command += ["--nproc-per-node", str(gpus)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=50)
-    return done.returncode, done.stderr
+    return command + (["--nproc-per-node", str(gpus)] if gpus > 1 else [])
 
 
 def num_steps(folder: Path) -> int:
-    records = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return sum(record["kind"] == "step" for record in records)
+    path = folder / "metrics.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return sum(json.loads(line)["kind"] == "step" for line in lines if line.endswith("}"))
 
 
 def children_of(parent: int) -> list[int]:
@@ -177,52 +351,62 @@ def children_of(parent: int) -> list[int]:
     return [int(head.split()[0]) for head, rest in stats if int(rest.split()[1]) == parent]
 
 
-def kill(gpus: int, out: Path) -> None:
-    """SIGKILL to the last rank after step 5; then the rest of the run on one GPU less."""
+def kill(gpus: int, out: Path, limit_s: float = 100.0) -> None:
+    """SIGKILL to the last rank under load; then the rest of the run on one GPU less."""
+    row: Row = {"row": "kill"}
+    started = time.monotonic()
+
+    def tell(**found: Any) -> None:
+        row.update(found)
+        print({"at_s": round(time.monotonic() - started, 1), **found}, flush=True)
+        write_result(out, "parallel-kill", DEVICE, [row], os.environ.get("COMMIT"))
+
     with tempfile.TemporaryDirectory() as place:
-        folder = Path(place) / "run"
-        words = SMALL.replace("--train-iters 10", "--train-iters 100000")
-        words = f"{words} --save-interval 2 --bf16 {SHARDED}"
-        command = [sys.executable, "-m", "redline", "train", *words.split(), "--save", str(folder)]
-        job = subprocess.Popen(
-            [*command, "--nproc-per-node", str(gpus)],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        metrics = folder / "metrics.jsonl"
-        while job.poll() is None and not (metrics.exists() and len(metrics.read_text().splitlines()) > 5):
+        folder, said = Path(place) / "run", Path(place) / "said"
+        words = SMALL.replace("--train-iters 10", "--train-iters 5000")
+        words = f"{words} --save-interval 20 --bf16 {DP}"
+        with said.open("w") as stderr:
+            job = subprocess.Popen(train_command(words, gpus, folder), stdout=stderr, stderr=stderr)
+        while job.poll() is None and num_steps(folder) < 45 and time.monotonic() - started < limit_s:
             time.sleep(0.2)
-        os.kill(max(children_of(job.pid)), signal.SIGKILL)
-        started = time.monotonic()
-        _, said = job.communicate(timeout=90)
-        row: Row = {"exit": job.returncode, "s_to_end": time.monotonic() - started, "said": said[-3000:]}
+        tell(s_to_start=time.monotonic() - started, steps_seen=num_steps(folder), exit=job.poll())
+        ranks = children_of(job.pid)
+        if job.poll() is None:
+            os.kill(max(ranks), signal.SIGKILL)
+        killed = time.monotonic()
+        try:
+            code = job.wait(timeout=75)
+        except subprocess.TimeoutExpired:
+            for pid in (*children_of(job.pid), job.pid):
+                os.kill(pid, signal.SIGKILL)
+            code = "still there after 75 s"
+        tell(exit=code, s_to_end=time.monotonic() - killed, said=said.read_text()[-3000:])
         done = num_steps(folder)
-        resumed = words.replace("--train-iters 100000", f"--train-iters {done + 5}")
-        code, said = train(f"{resumed} --load {folder}", max(1, gpus - 1), folder)
-        row |= {
-            "steps_before": done,
-            "resume_exit": code,
-            "steps_after": num_steps(folder) if not code else said,
-        }
-    print(row, flush=True)
-    write_result(out, "parallel-kill", "cuda", [row])
+        resumed = f"{words.replace('--train-iters 5000', f'--train-iters {done + 5}')} --load {folder}"
+        again = subprocess.run(
+            train_command(resumed, max(1, gpus - 1), folder), capture_output=True, text=True, timeout=60
+        )
+        tell(steps_before=done, resume_exit=again.returncode, steps_after=num_steps(folder))
+        if again.returncode:
+            tell(resume_said=again.stderr[-2000:])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("parts", nargs="+", choices=("equal", "kill", "steps"))
+    parts = {"equal": equal, "steps": steps, "links": links, "watch": watch}
+    parser.add_argument("parts", nargs="+", choices=(*parts, "kill"))
     parser.add_argument("--gpus", type=int, default=2, help="of kill; the others find their ranks")
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
     options = parser.parse_args()
+    samples.MOCK_DOCUMENTS = 2000  # as many as these few steps want
     for part in options.parts:
         out = options.out / f"parallel-{part}.json"
         if part == "kill":
             kill(options.gpus, out)
         else:
-            {"equal": equal, "steps": steps}[part](Job(out, part))
+            parts[part](Job(out, part))
 
 
 if __name__ == "__main__":

@@ -78,20 +78,18 @@ def open_groups(
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     several, all_ranks = world_size > 1, tuple(range(world_size))
-    own_dp = _own_group(dp, rank)
+    own_dp = _own_group(dp, rank, "dp")
     shard, replica = own_dp, Group((rank,))
     if instances > 1:
         shards = [part for ranks in dp for part in _parts(ranks, instances)]
-        shard = _own_group(shards, rank)
-        replica = _own_group(
-            [same for ranks in dp for same in zip(*_parts(ranks, instances), strict=True)], rank
-        )
+        replicas = [same for ranks in dp for same in zip(*_parts(ranks, instances), strict=True)]
+        shard, replica = _own_group(shards, rank, "dp shard"), _own_group(replicas, rank, "dp replica")
     return Groups(
         rank=rank,
         world=Group(all_ranks, rank, dist.group.WORLD if several else None),
         control=control or Group(all_ranks, rank, dist.new_group(backend="gloo") if several else None),
         saving=Group(all_ranks, rank, dist.new_group(backend="gloo") if several else None),
-        tp=_own_group(tp, rank),
+        tp=_own_group(tp, rank, "tp"),
         dp=own_dp,
         shard=shard,
         replica=replica,
@@ -104,11 +102,15 @@ def _parts(ranks: Sequence[int], count: int) -> list[tuple[int, ...]]:
     return [tuple(ranks[start : start + size]) for start in range(0, len(ranks), size)]
 
 
-def _own_group(axis: Sequence[Sequence[int]], rank: int) -> Group:
-    """Make all groups of an axis (a collective call) and return the one that holds `rank`."""
+def _own_group(axis: Sequence[Sequence[int]], rank: int, name: str) -> Group:
+    """Make all groups of an axis (a collective call) and return the one that holds `rank`.
+
+    Args:
+        name: a trace shows it at every collective, and the ledger tells the axes apart by it.
+    """
     own = Group((rank,))
     for ranks in axis:
-        handle = dist.new_group(list(ranks)) if len(ranks) > 1 else None
+        handle = dist.new_group(list(ranks), group_desc=name) if len(ranks) > 1 else None
         if rank in ranks:
             own = Group(tuple(ranks), tuple(ranks).index(rank), handle)
     return own
