@@ -23,6 +23,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
@@ -38,7 +39,8 @@ from redline.bench.record import write_result
 from redline.comm import Group, Meeting, World, close_world, every, open_world, write_flight_record
 from redline.comm.linked_gemm import Chunked, Plain
 from redline.comm.measure import time_gather_gemm, time_gemm_scatter
-from redline.comm.symmetric import SymmetricMemory, reserve
+from redline.comm.pushed import TURNS, Pushed
+from redline.comm.symmetric import SymmetricMemory, open_area, reserve
 from redline.config import Environment, parse_args, read_environment
 from redline.data import samples
 from redline.ledger import Reference, join_ranks
@@ -211,8 +213,10 @@ def accounts(run: OpenRun, captured: Captured, flops: float) -> Row:
     )
     rank = run.groups.rank
     trace = replace(parse_trace(captured.content, Path("trace.json")), rank=rank, source="trace.json")
-    nccl = [each for each in trace.device if "nccl" in each.name.lower()]
-    busy_ms = sum(each.end - each.start for each in nccl) / 1e6
+    sent: Counter[str] = Counter()  # ms on the device, hidden or not
+    for each in trace.device:
+        if any(word in each.name.lower() for word in ("nccl", "barrier", "memcpy dtod", "memcpy ptop")):
+            sent[each.name.split("(")[0][:60]] += (each.end - each.start) / 1e6
     account = take_account(trace, reference)
     joined = join_ranks(every(run.groups.control, lambda: account))
     return {
@@ -222,7 +226,7 @@ def accounts(run: OpenRun, captured: Captured, flops: float) -> Row:
             {"rank": each.rank, **{key: round(each.loss_ms(key), 3) for key in LOSSES if each.loss_ms(key)}}
             for each in joined.ranks
         ],
-        "nccl_ms_by_rank": [round(each, 3) for each in every(run.groups.control, lambda: busy_ms)],
+        "sent_ms": {name: round(ms, 3) for name, ms in sent.items()},
     }
 
 
@@ -241,10 +245,13 @@ def links(job: Job) -> None:
         world = opened(environment)
         group = Group(world.control.ranks, world.rank, dist.group.WORLD)
         providers: list[Any] = [Plain(), Chunked(2), Chunked(4)]
-        refusal = reserve(group, 2 * TOKENS * 4096 * 2)
+        refusal, turn = reserve(group, 2 * TOKENS * 4096 * 2), TOKENS * 4096 * 2
+        area = open_area(group, TURNS * turn)
         if refusal is None:
             providers.append(SymmetricMemory())
-        found: Row = {"refusal": refusal, "sites": {}}
+        if not isinstance(area, str):
+            providers.append(Pushed(area, turn))
+        found: Row = {"symmetric": refusal, "pushed": area if isinstance(area, str) else None, "sites": {}}
         for site, (kind, K, N) in SITES.items():
             timer = time_gather_gemm if kind == "gather" else time_gemm_scatter
             timings = timer(providers, TOKENS // group.size, K, N, torch.bfloat16, group)

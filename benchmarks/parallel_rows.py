@@ -35,11 +35,15 @@ EQUAL = {  # precision, also of the run on one GPU -> layouts
     "--fp32": {
         "plain": "", "sharded": DP, "sharded, late": LATE, "tp": TP, "sp": SP,
         "sp, chunked": method("chunked"), "sp, symmetric": method("symmetric"),
+        "sp, pushed": method("pushed"),
         "sharded, modules recomputed": f"{DP} {MODULES}", "sp, modules recomputed": f"{SP} {MODULES}",
         "sharded, blocks recomputed": f"{DP} {BLOCKS}", "sp, blocks recomputed": f"{SP} {BLOCKS}",
     },
-    "--fp64": {"sharded": DP, "sp": SP, "sp, chunked": method("chunked"), "sp, symmetric": method("symmetric")},
-    "--bf16": {"plain": "", "sharded": DP, "sp": SP, "sp, symmetric": method("symmetric")},
+    "--fp64": {
+        "sharded": DP, "sp": SP, "sp, chunked": method("chunked"), "sp, symmetric": method("symmetric"),
+        "sp, pushed": method("pushed"),
+    },
+    "--bf16": {"plain": "", "sharded": DP, "sp": SP, "sp, pushed": method("pushed")},
     f"--bf16 {FP8}": {"sharded": DP, "sp": SP, "sharded, modules recomputed": f"{DP} {MODULES}"},
 }  # fmt: skip
 
@@ -60,6 +64,7 @@ STEPS = {
         "sp, auto, gathers only": f"{AUTO} {NO_RS} {NO_BULK}",
         "sp, auto, scatters only": f"{AUTO} {NO_AG} {NO_BULK}",
         "sp, bulk only": f"{AUTO} {NO_AG} {NO_RS}",
+        "sp, pushed": method("pushed"),
         "sp, symmetric": method("symmetric"),
         "one GPU, fp8": FP8,
         "sharded, fp8": f"{DP} {FP8}",

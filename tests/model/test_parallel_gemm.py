@@ -40,11 +40,9 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     grads = parallel_gemm.parameter_grads
     monkeypatch.setattr(parallel_gemm, "parameter_grads", wgrad)
+    monkeypatch.setattr(linked_gemm, "all_gather_async", lambda x, group: start("gather", torch.cat((x, x))))
     monkeypatch.setattr(
-        parallel_gemm, "all_gather_async", lambda x, group: start("gather", torch.cat((x, x)))
-    )
-    monkeypatch.setattr(
-        parallel_gemm, "reduce_scatter_async", lambda x, group: start("scatter", 2 * x.chunk(2)[0])
+        linked_gemm, "reduce_scatter_async", lambda x, group: start("scatter", 2 * x.chunk(2)[0])
     )
     monkeypatch.setattr(parallel_gemm, "all_reduce_async", lambda x, group: start("reduce", 2 * x))
     monkeypatch.setattr(linked_gemm, "all_gather", lambda x, group: torch.cat((x, x)))

@@ -160,8 +160,8 @@ def test_one_of_two_tensor_parallel_ranks(sequence, kernel_device, monkeypatch):
 
     monkeypatch.setattr(parallel_gemm, "all_gather", gather)
     monkeypatch.setattr(parallel_gemm, "all_reduce", lambda x, group: 2 * x)
-    monkeypatch.setattr(parallel_gemm, "all_gather_async", lambda x, group: Pending(gather(x, group)))
-    monkeypatch.setattr(parallel_gemm, "reduce_scatter_async", lambda x, group: Pending(scatter(x, group)))
+    monkeypatch.setattr(linked_gemm, "all_gather_async", lambda x, group: Pending(gather(x, group)))
+    monkeypatch.setattr(linked_gemm, "reduce_scatter_async", lambda x, group: Pending(scatter(x, group)))
     monkeypatch.setattr(parallel_gemm, "all_reduce_async", lambda x, group: Pending(2 * x))
     monkeypatch.setattr(linked_gemm, "all_gather", gather)
     monkeypatch.setattr(linked_gemm, "reduce_scatter", scatter)

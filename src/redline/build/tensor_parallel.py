@@ -9,11 +9,12 @@ import torch
 from redline.choice import Choice
 from redline.comm import Group, Groups
 from redline.comm.linked_gemm import Chunked, LinkedGemm, Plain
-from redline.comm.measure import Timing, time_gather_gemm, time_gemm_scatter
-from redline.comm.symmetric import SymmetricMemory, reserve
+from redline.comm.measure import Timing, time_gather_gemm, time_gemm_scatter, total
+from redline.comm.pushed import TURNS, Pushed
+from redline.comm.symmetric import SymmetricMemory, open_area, reserve
 from redline.config import OverlapConfig, RunConfig
 from redline.errors import ConfigError
-from redline.formulas.tp_traffic import symmetric_workspace_bytes
+from redline.formulas.tp_traffic import pushed_turn_bytes, symmetric_workspace_bytes
 from redline.model import TensorParallel
 from redline.plan import Plan
 
@@ -41,17 +42,19 @@ def tensor_parallel(
     rows = plan.microbatch.tokens // group.size
     measure = device.type == "cuda"
 
-    def choose(name: str, wanted: bool, timer: Timer, K: int, N: int) -> LinkedGemm:
+    def choose(name: str, wanted: bool, timer: Timer, *sizes: tuple[int, int]) -> LinkedGemm:
         def time(each: Sequence[LinkedGemm]) -> list[Timing]:
-            return timer(each, rows, K, N, dtype, group)
+            return total([timer(each, rows, K, N, dtype, group) for K, N in sizes])
 
         provider, ran, why = _choose(candidates if wanted else [], time if measure else None)
         asked = overlap.tp_comm_overlap_method
         choices.append(Choice(f"tp-comm-overlap, {name}", asked, ran, f"{why}{refusal}" if wanted else why))
         return provider
 
-    gather = choose("gather", overlap.tp_comm_overlap_ag, time_gather_gemm, rank.hidden, rank.fc1_size)
-    scatter = choose("scatter", overlap.tp_comm_overlap_rs, time_gemm_scatter, rank.ffn, rank.hidden)
+    columns = (rank.hidden, rank.q_size + 2 * rank.kv_size), (rank.hidden, rank.fc1_size)
+    gather = choose("gather", overlap.tp_comm_overlap_ag, time_gather_gemm, *columns)
+    summed = (rank.q_size, rank.hidden), (rank.ffn, rank.hidden)
+    scatter = choose("scatter", overlap.tp_comm_overlap_rs, time_gemm_scatter, *summed)
     choices.append(_bulk(overlap))
     tp = TensorParallel(
         group=group,
@@ -66,27 +69,45 @@ def tensor_parallel(
 
 
 def _candidates(overlap: OverlapConfig, plan: Plan, group: Group) -> tuple[list[LinkedGemm], str]:
-    """What may run, and why symmetric memory may not."""
+    """What may run, and why what needs symmetric memory may not."""
     method, chunks = overlap.tp_comm_overlap_method, overlap.tp_comm_overlap_chunks
-    reason = None
-    if method in ("auto", "symmetric"):
-        reason = reserve(group, symmetric_workspace_bytes(plan.shape, plan.microbatch, group.size))
-    if method == "symmetric":
-        if reason:
-            raise ConfigError(
-                "--tp-comm-overlap-method symmetric cannot run here.",
-                f"{reason}.",
-                "use --tp-comm-overlap-method auto, or chunked, which runs anywhere.",
-            )
-        return [SymmetricMemory()], ""
     if method == "plain":
         return [Plain()], ""
     if method == "chunked":
         return [Chunked(chunks or CHUNKS)], ""
-    pieces: list[LinkedGemm] = [Chunked(number) for number in ((chunks,) if chunks else CANDIDATES)]
-    if reason:
-        return [*pieces, Plain()], f"; not symmetric: {reason}"
-    return [*pieces, Plain(), SymmetricMemory()], ""
+    makers = {"pushed": _pushed, "symmetric": _symmetric}
+    if method in makers:
+        made = makers[method](plan, group)
+        if isinstance(made, str):
+            raise ConfigError(
+                f"--tp-comm-overlap-method {method} cannot run here.",
+                f"{made}.",
+                "use --tp-comm-overlap-method auto, or chunked, which runs anywhere.",
+            )
+        return [made], ""
+    found: list[LinkedGemm] = [Chunked(number) for number in ((chunks,) if chunks else CANDIDATES)]
+    found.append(Plain())
+    refusals = []
+    for name, make in makers.items():
+        made = make(plan, group)
+        if isinstance(made, str):
+            refusals.append(f"; not {name}: {made}")
+        else:
+            found.append(made)
+    return found, "".join(refusals)
+
+
+def _symmetric(plan: Plan, group: Group) -> LinkedGemm | str:
+    """PyTorch's joined GEMMs with their buffer, or why not."""
+    reason = reserve(group, symmetric_workspace_bytes(plan.shape, plan.microbatch, group.size))
+    return SymmetricMemory() if reason is None else reason
+
+
+def _pushed(plan: Plan, group: Group) -> LinkedGemm | str:
+    """Copies into each other's memory, with the area for them, or why not."""
+    num_bytes = pushed_turn_bytes(plan.shape, plan.microbatch)
+    area = open_area(group, TURNS * num_bytes)
+    return area if isinstance(area, str) else Pushed(area, num_bytes)
 
 
 def _choose(

@@ -4,7 +4,9 @@
     gemm_scatter  y_shard = scatter(x w)      [T, K], [K, N] -> [T/tp, N], summed over the ranks
 
 Which one runs is an object that a GEMM site is handed: `Plain` (one after the other), `Chunked` (pieces
-travel while others are multiplied, on any device), `SymmetricMemory` (symmetric.py: PyTorch's, over NVLink).
+travel while others are multiplied, on any device), `Pushed` (pushed.py: copies into each other's memory),
+`SymmetricMemory` (symmetric.py: PyTorch's own, over NVLink). The same object sends what travels behind a GEMM
+of something else (`gather`, `scatter`).
 """
 
 from __future__ import annotations
@@ -19,9 +21,11 @@ from torch import Tensor
 from redline.comm.collectives import (
     Pending,
     all_gather,
+    all_gather_async,
     check_even,
     exchange_async,
     reduce_scatter,
+    reduce_scatter_async,
     reduce_scatter_into_async,
 )
 from redline.comm.groups import Group
@@ -40,9 +44,29 @@ class LinkedGemm(Protocol):
     def gemm_scatter(self, x: Tensor, w: Tensor, group: Group) -> Tensor:
         """This rank's rows of the sum over ranks of x w. Raises: ShapeError when the rows do not divide."""
 
+    def gather(self, x_shard: Tensor, group: Group) -> Pending:
+        """All ranks' rows, on their way while something else is computed."""
+
+    def scatter(self, x: Tensor, group: Group) -> Pending:
+        """This rank's rows of the sum over ranks of x, likewise. Raises: ShapeError as above."""
+
+
+class Bulk:
+    """Gathers and scatters beside a GEMM that they have nothing to do with: the library's collectives."""
+
+    __slots__ = ()
+
+    def gather(self, x_shard: Tensor, group: Group) -> Pending:
+        """See LinkedGemm."""
+        return all_gather_async(x_shard, group)
+
+    def scatter(self, x: Tensor, group: Group) -> Pending:
+        """See LinkedGemm."""
+        return reduce_scatter_async(x, group)
+
 
 @dataclass(frozen=True, slots=True)
-class Plain:
+class Plain(Bulk):
     """The collective, then the GEMM; or the other way round."""
 
     name: str = "plain"
@@ -56,7 +80,7 @@ class Plain:
 
 
 @dataclass(frozen=True, slots=True)
-class Chunked:
+class Chunked(Bulk):
     """Pieces of each rank's rows travel while others are multiplied.
 
     gather_gemm sends the own rows, piece by piece, to every rank, and multiplies them meanwhile; then pieces

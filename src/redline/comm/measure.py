@@ -41,6 +41,14 @@ def time_gemm_scatter(
     return _sorted(providers, lambda each: each.gemm_scatter(x, w, group), group)
 
 
+def total(sites: Sequence[Sequence[Timing]]) -> list[Timing]:
+    """The sum over sites that the same providers were timed at, the fastest first."""
+    ms = {each.provider: 0.0 for each in sites[0]}
+    for timing in (timing for site in sites for timing in site):
+        ms[timing.provider] += timing.ms
+    return sorted((Timing(provider, each) for provider, each in ms.items()), key=lambda timing: timing.ms)
+
+
 def _operands(rows: int, K: int, N: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """A matrix and the transposed view of a weight, as a site multiplies them."""
     x = torch.randn(rows, K, dtype=dtype, device="cuda")

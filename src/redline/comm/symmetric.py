@@ -1,11 +1,16 @@
-"""GEMMs joined to collectives by PyTorch's symmetric memory: ranks read each other's memory over NVLink.
+"""PyTorch's symmetric memory: ranks read and write each other's memory over NVLink, without kernels of NCCL.
 
-No kernel of NCCL runs: copies go over NVLink by the copy engines while other pieces are multiplied. NVLink's
-multicast is never used: the gathered operand is always asked for, which keeps PyTorch off its multicast path.
+    SymmetricMemory   PyTorch's pipelined all-gather + GEMM and GEMM + reduce-scatter
+    SymmetricArea     an area of memory for pushed.py
+
+NVLink's multicast is never used: the gathered operand is always asked for, which keeps PyTorch off its
+multicast path.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +20,11 @@ from torch import Tensor
 
 from redline.comm.collectives import all_reduce
 from redline.comm.groups import Group
+from redline.comm.linked_gemm import Bulk
 
 
 @dataclass(frozen=True, slots=True)
-class SymmetricMemory:
+class SymmetricMemory(Bulk):
     """`torch.ops.symm_mem`'s pipelined all-gather + GEMM and GEMM + reduce-scatter."""
 
     name: str = "symmetric"
@@ -32,12 +38,74 @@ class SymmetricMemory:
         return y
 
 
+class SymmetricArea:
+    """Memory of every rank of a group, mapped into each of them; see pushed.PeerMemory.
+
+    A collective call: every rank of the group makes one, of the same size.
+    """
+
+    def __init__(self, group: Group, num_bytes: int) -> None:
+        from torch._C._distributed_c10d import _SymmetricMemory
+        from torch.distributed._symmetric_memory import rendezvous
+
+        device = torch.device("cuda", torch.cuda.current_device())
+        area = _SymmetricMemory.empty_strided_p2p((num_bytes,), (1,), torch.uint8, device)
+        self._handle: Any = rendezvous(area, _name(group))
+        self._area = area  # held: freed, it would be gone for the others too
+        self._stream = torch.cuda.Stream(priority=-1)
+
+    def view(self, rank: int, start: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """See PeerMemory."""
+        found: Tensor = self._handle.get_buffer(rank, shape, dtype, start // dtype.itemsize)
+        return found
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        """See PeerMemory."""
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            yield
+
+    def mark(self) -> torch.cuda.Event:
+        """See PeerMemory."""
+        event = torch.cuda.Event()
+        event.record(self._stream)
+        return event
+
+    def meet(self) -> None:
+        """See PeerMemory."""
+        self._handle.barrier(channel=0)
+
+
 def reserve(group: Group, num_bytes: int) -> str | None:
-    """Make the group's symmetric buffer, once and for all shapes of a run; why it cannot be, or None.
+    """Make the buffer of PyTorch's joined GEMMs, once and for all shapes of a run; why it cannot be, or None.
 
     A collective call: every rank of the group asks, and all get a reason if one of them does.
     """
-    reason = _try_to_reserve(group, num_bytes)
+
+    def make() -> None:
+        from torch.distributed._symmetric_memory import get_symm_mem_workspace
+
+        get_symm_mem_workspace(_name(group), min_size=num_bytes)
+
+    return _made_by_all(group, make)
+
+
+def open_area(group: Group, num_bytes: int) -> SymmetricArea | str:
+    """An area of so many bytes on each rank, or why there can be none; a collective call like `reserve`."""
+    made: list[SymmetricArea] = []
+    reason = _made_by_all(group, lambda: made.append(SymmetricArea(group, num_bytes)))
+    return made[0] if reason is None else reason
+
+
+def _made_by_all(group: Group, make: Callable[[], object]) -> str | None:
+    """Call `make` where this group has symmetric memory; the reason of any rank on which that fails."""
+    reason = _refusal(group)
+    if reason is None:
+        try:
+            make()
+        except (ImportError, RuntimeError) as error:
+            reason = f"PyTorch cannot set it up ({str(error).splitlines()[0]})"
     device = "cuda" if torch.cuda.is_available() else "cpu"
     failed = all_reduce(torch.tensor(float(reason is not None), device=device), group, "max")
     if reason is None and failed.item():
@@ -45,7 +113,7 @@ def reserve(group: Group, num_bytes: int) -> str | None:
     return reason
 
 
-def _try_to_reserve(group: Group, num_bytes: int) -> str | None:
+def _refusal(group: Group) -> str | None:
     if group.handle is None or dist.get_backend(group.handle) != "nccl":
         return "it needs GPUs that are linked by NVLink"
     device = torch.cuda.current_device()
@@ -53,12 +121,6 @@ def _try_to_reserve(group: Group, num_bytes: int) -> str | None:
         return "its ranks must be on one machine"
     if not all(torch.cuda.can_device_access_peer(device, k) for k in range(group.size) if k != device):
         return "a GPU here cannot read another one's memory"
-    try:
-        from torch.distributed._symmetric_memory import get_symm_mem_workspace
-
-        get_symm_mem_workspace(_name(group), min_size=num_bytes)
-    except (ImportError, RuntimeError) as error:
-        return f"PyTorch cannot set it up ({str(error).splitlines()[0]})"
     return None
 
 

@@ -83,11 +83,11 @@ class OverlapConfig(Section):
         None, metavar="FILE", waits_for=NCCL_SETTINGS, help="YAML file with settings of each NCCL group."
     )
     tp_comm_overlap: bool = flag(False, help="Overlap tp collectives with their GEMMs.")
-    tp_comm_overlap_method: Literal["auto", "plain", "chunked", "symmetric"] = flag(
+    tp_comm_overlap_method: Literal["auto", "plain", "chunked", "pushed", "symmetric"] = flag(
         "auto",
         own=True,
         needs=TP_COMM,
-        help="How: in pieces, or over NVLink by symmetric memory; auto: the fastest measured.",
+        help="How: in pieces, or over NVLink by copies or symmetric memory; auto: the fastest measured.",
     )
     tp_comm_overlap_chunks: int | None = flag(
         None, own=True, at_least=1, needs=TP_COMM, help="Pieces of each collective; unset: measured, or 2."

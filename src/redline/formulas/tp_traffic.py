@@ -104,3 +104,8 @@ def total_by_rank(sent: Iterable[Sent], tp: int) -> float:
 def symmetric_workspace_bytes(shape: ModelShape, run: MicrobatchShape, tp: int) -> int:
     """The symmetric buffer that serves every GEMM of a run: two pieces, each of one rank's rows."""
     return 2 * (run.tokens // tp) * shape.hidden * run.item
+
+
+def pushed_turn_bytes(shape: ModelShape, run: MicrobatchShape) -> int:
+    """One turn of the area into which ranks push rows (comm/pushed.py): the tensor that travels, whole."""
+    return run.tokens * shape.hidden * run.item

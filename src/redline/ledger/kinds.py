@@ -69,7 +69,8 @@ _OPERATORS: tuple[tuple[Kind, tuple[str, ...]], ...] = (
 )  # fmt: skip
 
 _KERNELS: tuple[tuple[Kind, tuple[str, ...]], ...] = (
-    ("collective", ("nccl", "rccl", "all_reduce_kernel", "allreduce_kernel", "symm_mem", "multimem")),
+    ("collective", ("nccl", "rccl", "all_reduce_kernel", "allreduce_kernel", "symm_mem", "multimem",
+                    "symmetric_memory", "barrier_kernel")),
     (
         "attention",
         ("flash_fwd", "flash_bwd", "fmha", "flash::", "flashattn", "flash_attn", "flashfwd", "flashbwd",

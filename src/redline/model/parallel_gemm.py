@@ -28,10 +28,8 @@ from redline.comm.collectives import (
     Pending,
     Reduction,
     all_gather,
-    all_gather_async,
     all_reduce,
     all_reduce_async,
-    reduce_scatter_async,
 )
 from redline.kernels.cross_entropy import VocabShard
 from redline.model.gemm import parameter_grads
@@ -73,7 +71,8 @@ class ColumnGemmFn(torch.autograd.Function):
         tp: TensorParallel = ctx.tp
         x_TI, dy_TO = x.flatten(0, -2).contiguous(), dy.flatten(0, -2)
         needs_x, needs_weight = ctx.needs_input_grad[:2]
-        gathering = all_gather_async(x_TI, tp.group) if tp.sequence and needs_weight else Pending(x_TI)
+        gathers = tp.sequence and needs_weight
+        gathering = tp.gather_gemm.gather(x_TI, tp.group) if gathers else Pending(x_TI)
         if not tp.bulk_wgrad:
             gathering.wait()
         sending = _send_input_grad(dy_TO, weight_OI, tp) if needs_x else None
@@ -89,7 +88,7 @@ def _send_input_grad(dy_TO: Tensor, weight_OI: Tensor, tp: TensorParallel) -> Pe
     if tp.sequence and tp.scatter_dgrad:
         return Pending(tp.gemm_scatter.gemm_scatter(dy_TO.contiguous(), weight_OI, tp.group))
     dx_TI = dy_TO @ weight_OI
-    return reduce_scatter_async(dx_TI, tp.group) if tp.sequence else all_reduce_async(dx_TI, tp.group)
+    return tp.gemm_scatter.scatter(dx_TI, tp.group) if tp.sequence else all_reduce_async(dx_TI, tp.group)
 
 
 class RowGemmFn(torch.autograd.Function):
