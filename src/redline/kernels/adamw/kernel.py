@@ -2,7 +2,9 @@
 
 A thread takes 8 elements, which of four fp32 buffers are eight 16-byte loads in flight. The skip flag masks
 the stores instead of ending the program early: a branch on it would hold the loads back by the latency of one
-more. Root and division are the correctly rounded ones; the pass waits for memory, not for them.
+more. Root and division are the correctly rounded ones; the pass waits for memory, not for them. Moments in
+8 bits are decoded and encoded on the way: the 8 elements of a thread lie in one block, and 8 threads find the
+largest of it among themselves.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
@@ -15,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from redline.formulas.state import CODE_BLOCK
 from redline.kernels.adamw.reference import BLOCK
 from redline.kernels.common import ceil_div, on_device_of
 from redline.kernels.launch import launchable
@@ -28,24 +31,76 @@ def _join(param, remainder):
 
 @triton.jit
 def _group_values(hyper_ptr, groups_ptr, segment):
-    pair_ptr = hyper_ptr + 2 + 2 * tl.load(groups_ptr + segment)
+    pair_ptr = hyper_ptr + 3 + 2 * tl.load(groups_ptr + segment)
     return tl.load(pair_ptr).to(tl.float32), tl.load(pair_ptr + 1).to(tl.float32)
+
+
+@triton.jit
+def _noise(p, hyper_ptr):
+    word = p.to(tl.uint32, bitcast=True) ^ tl.load(hyper_ptr + 2).to(tl.int64).to(tl.uint32)
+    word = tl.mul(word ^ (word >> 16), 0x85EBCA6B, sanitize_overflow=False)
+    word = tl.mul(word ^ (word >> 13), 0xC2B2AE35, sanitize_overflow=False)
+    return word ^ (word >> 16)
+
+
+@triton.jit
+def _load_moment(
+    moment_ptr, top_ptr, index, mask, CODED: tl.constexpr, SIGNED: tl.constexpr, PER: tl.constexpr
+):
+    x = tl.load(moment_ptr + index, mask=mask, other=0)
+    if CODED:  # codes.py says what they are
+        LARGEST: tl.constexpr = 127 if SIGNED else 255
+        code = x.to(tl.int32)
+        steps = code & LARGEST
+        top = tl.load(top_ptr + index // PER, mask=mask, other=0).to(tl.int32)
+        bits = tl.where(steps > 0, steps + top - LARGEST, 0) << 20
+        if SIGNED:
+            bits |= (code >> 7) << 31
+        y = bits.to(tl.float32, bitcast=True)
+    else:
+        y = x.to(tl.float32)
+    return y
+
+
+@triton.jit
+def _store_moment(
+    moment_ptr, top_ptr, x, noise, index, end, CODED: tl.constexpr, SIGNED: tl.constexpr, PER: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    if CODED:
+        LARGEST: tl.constexpr = 127 if SIGNED else 255
+        LEAST: tl.constexpr = 0 if SIGNED else 1
+        bits = x.to(tl.int32, bitcast=True)
+        size = tl.minimum(bits & 0x7FFFFFFF, 0x7FC00000)
+        steps = tl.reshape((size + noise.to(tl.int32)) >> 20, [BLOCK // PER, PER])
+        top = tl.max(steps, axis=1)
+        code = tl.where(steps > 0, tl.maximum(steps - top[:, None] + LARGEST, LEAST), 0)
+        code = tl.reshape(code, [BLOCK])
+        if SIGNED:
+            code |= (bits >> 24) & 0x80
+        tl.store(moment_ptr + index, code.to(tl.uint8), mask=index < end)
+        place = tl.program_id(0).to(tl.int64) * (BLOCK // PER) + tl.arange(0, BLOCK // PER)
+        tl.store(top_ptr + place, top.to(tl.int16), mask=place * PER < end)
+    else:
+        tl.store(moment_ptr + index, x.to(moment_ptr.dtype.element_ty), mask=index < end)
 
 
 @launchable
 @triton.jit
 def _adamw_kernel(
-    param_ptr, main_ptr, grad_ptr, exp_avg_ptr, exp_avg_sq_ptr, hyper_ptr, grad_factor_ptr, found_inf_ptr,
-    starts_ptr, groups_ptr, first_ptr, num_elements, beta1, one_minus_beta1, beta2, one_minus_beta2, eps,
-    MAIN: tl.constexpr, REMAINDER: tl.constexpr, FACTOR: tl.constexpr, SKIPPABLE: tl.constexpr,
-    SEGMENTED: tl.constexpr, BLOCK: tl.constexpr,
+    param_ptr, main_ptr, grad_ptr, exp_avg_ptr, exp_avg_sq_ptr, exp_avg_top_ptr, exp_avg_sq_top_ptr,
+    hyper_ptr, grad_factor_ptr, found_inf_ptr, starts_ptr, groups_ptr, first_ptr, num_elements,
+    beta1, one_minus_beta1, beta2, one_minus_beta2, eps,
+    MAIN: tl.constexpr, REMAINDER: tl.constexpr, FIRST_CODED: tl.constexpr, SECOND_CODED: tl.constexpr,
+    FACTOR: tl.constexpr, SKIPPABLE: tl.constexpr, SEGMENTED: tl.constexpr, PER: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     block_start = tl.program_id(0).to(tl.int64) * BLOCK
     index = block_start + tl.arange(0, BLOCK)
     mask = index < num_elements
     g = tl.load(grad_ptr + index, mask=mask, other=0.0).to(tl.float32)
-    m = tl.load(exp_avg_ptr + index, mask=mask, other=0.0).to(tl.float32)
-    v = tl.load(exp_avg_sq_ptr + index, mask=mask, other=0.0).to(tl.float32)
+    m = _load_moment(exp_avg_ptr, exp_avg_top_ptr, index, mask, FIRST_CODED, True, PER)
+    v = _load_moment(exp_avg_sq_ptr, exp_avg_sq_top_ptr, index, mask, SECOND_CODED, False, PER)
     if REMAINDER:
         p = _join(
             tl.load(param_ptr + index, mask=mask, other=0.0), tl.load(main_ptr + index, mask=mask, other=0)
@@ -69,8 +124,8 @@ def _adamw_kernel(
             weight_decay = tl.where(index >= next_start, next_decay, weight_decay)
             next_start = tl.load(starts_ptr + segment + 1)
     else:
-        lr = tl.load(hyper_ptr + 2).to(tl.float32)
-        weight_decay = tl.load(hyper_ptr + 3).to(tl.float32)
+        lr = tl.load(hyper_ptr + 3).to(tl.float32)
+        weight_decay = tl.load(hyper_ptr + 4).to(tl.float32)
 
     if FACTOR:
         g *= tl.load(grad_factor_ptr).to(tl.float32)
@@ -80,10 +135,17 @@ def _adamw_kernel(
     step = tl.div_rn(m * tl.load(hyper_ptr).to(tl.float32), root + eps)
     p -= lr * (step + weight_decay * p)
 
+    end = num_elements
     if SKIPPABLE:
-        mask = index < tl.where(tl.load(found_inf_ptr) == 0, num_elements, 0)
-    tl.store(exp_avg_ptr + index, m.to(exp_avg_ptr.dtype.element_ty), mask=mask)
-    tl.store(exp_avg_sq_ptr + index, v.to(exp_avg_sq_ptr.dtype.element_ty), mask=mask)
+        end = tl.where(tl.load(found_inf_ptr) == 0, num_elements, 0)
+    mask = index < end
+    noise = tl.zeros([BLOCK], tl.uint32)
+    if FIRST_CODED or SECOND_CODED:
+        noise = _noise(p, hyper_ptr)
+    _store_moment(exp_avg_ptr, exp_avg_top_ptr, m, noise & 0xFFFFF, index, end, FIRST_CODED, True, PER, BLOCK)
+    _store_moment(
+        exp_avg_sq_ptr, exp_avg_sq_top_ptr, v, noise >> 12, index, end, SECOND_CODED, False, PER, BLOCK
+    )
     if REMAINDER:
         bits = tl.where(p == p, p, float("nan")).to(tl.int32, bitcast=True)
         high = (bits >> 16) + ((bits >> 15) & 1)
@@ -96,9 +158,10 @@ def _adamw_kernel(
 
 
 def step(
-    param: Tensor, main: Tensor | None, grad: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, hyper: Tensor,
-    grad_factor: Tensor | None, found_inf: Tensor | None, starts: Tensor | None, groups: Tensor | None,
-    first: Tensor | None, beta1: float, beta2: float, eps: float,
+    param: Tensor, main: Tensor | None, grad: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor,
+    exp_avg_top: Tensor | None, exp_avg_sq_top: Tensor | None, hyper: Tensor, grad_factor: Tensor | None,
+    found_inf: Tensor | None, starts: Tensor | None, groups: Tensor | None, first: Tensor | None,
+    beta1: float, beta2: float, eps: float,
 ) -> None:  # fmt: skip
     """Launch over the whole buffer. A length that is a multiple of 16 keeps every load 16 bytes wide."""
     num_elements = param.numel()
@@ -106,9 +169,10 @@ def step(
         return
     with on_device_of(param):
         _adamw_kernel[(ceil_div(num_elements, BLOCK),)](
-            param, main, grad, exp_avg, exp_avg_sq, hyper, grad_factor, found_inf, starts, groups, first,
-            num_elements, beta1, 1.0 - beta1, beta2, 1.0 - beta2, eps,
+            param, main, grad, exp_avg, exp_avg_sq, exp_avg_top, exp_avg_sq_top, hyper, grad_factor,
+            found_inf, starts, groups, first, num_elements, beta1, 1.0 - beta1, beta2, 1.0 - beta2, eps,
             MAIN=main is not None, REMAINDER=main is not None and main.dtype == torch.int16,
+            FIRST_CODED=exp_avg_top is not None, SECOND_CODED=exp_avg_sq_top is not None,
             FACTOR=grad_factor is not None, SKIPPABLE=found_inf is not None, SEGMENTED=starts is not None,
-            BLOCK=BLOCK, num_warps=BLOCK // 256,
+            PER=CODE_BLOCK, BLOCK=BLOCK, num_warps=BLOCK // 256,
         )  # fmt: skip

@@ -5,8 +5,8 @@
 
 Everything that changes from step to step is read from the device, so no step waits for the host and none
 compiles anew. The storage dtypes are those of the tensors; bf16 parameter + int16 remainder + bf16 moments +
-fp32 gradient are 12 bytes an element. Each element is computed by itself: bitwise the same run to run, and
-however the buffer is cut.
+fp32 gradient are 12 bytes an element, and 10.06 with moments in 8 bits (codes.py). Each element, or block of
+64 in 8 bits, is computed by itself: bitwise the same run to run, and however the buffer is cut.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from redline.formulas.state import CODE_BLOCK
+from redline.kernels.adamw.codes import WORD, salt_of
 from redline.kernels.adamw.reference import (
     BLOCK,
     FlatState,
@@ -58,14 +60,14 @@ def adamw_hyper(
     """
     require(len(lr) == len(weight_decay), "adamw: one lr and one weight decay a group.")
     pairs = [value for pair in zip(lr, weight_decay, strict=True) for value in pair]
-    if any(isinstance(value, Tensor) for value in (step, *pairs)):
+    if isinstance(step, Tensor) or any(isinstance(value, Tensor) for value in pairs):
         t = torch.as_tensor(step, dtype=torch.float64, device=device)
         inverse = [1.0 / (1.0 - torch.pow(beta, t)) for beta in (beta1, beta2)]
-        values = torch.stack(
-            [*inverse, *(torch.as_tensor(x, dtype=torch.float64, device=device) for x in pairs)]
-        )
+        salt = (t.long() * salt_of(1) & WORD).double()
+        given = [torch.as_tensor(value, dtype=torch.float64, device=device) for value in pairs]
+        values = torch.stack([*inverse, salt, *given])
     else:
-        numbers = [1.0 / (1.0 - beta1**step), 1.0 / (1.0 - beta2**step), *pairs]
+        numbers = [1.0 / (1.0 - beta1**step), 1.0 / (1.0 - beta2**step), salt_of(step), *pairs]
         values = torch.tensor(numbers, dtype=torch.float64).to(device, non_blocking=True)
     return Hyper(values, beta1, beta2, eps)
 
@@ -96,8 +98,9 @@ def make_segments(
 
 def supports(state: FlatState) -> str | None:
     """Why the kernel cannot update this buffer, or None."""
+    codes = {id(tensor) for tensor, _ in coded_moments(state)}
     for tensor in (state.param, state.grad, state.exp_avg, state.exp_avg_sq, state.main):
-        if tensor is None or (tensor is state.main and tensor.dtype == torch.int16):
+        if tensor is None or id(tensor) in codes or (tensor is state.main and tensor.dtype == torch.int16):
             continue
         if tensor.dtype not in FUSED_DTYPES:
             return f"no fused kernel for {tensor.dtype} (bf16, fp16 and fp32 have one)"
@@ -131,13 +134,27 @@ def adamw_(
         return
     table = (None,) * 3 if segments is None else (segments.starts, segments.groups, segments.first)
     _step(
-        state.param, state.main, state.grad, state.exp_avg, state.exp_avg_sq, hyper.values,
-        grad_factor, found_inf, *table, hyper.beta1, hyper.beta2, hyper.eps,
+        state.param, state.main, state.grad, state.exp_avg, state.exp_avg_sq, state.exp_avg_top,
+        state.exp_avg_sq_top, hyper.values, grad_factor, found_inf, *table,
+        hyper.beta1, hyper.beta2, hyper.eps,
     )  # fmt: skip
+
+
+def coded_moments(state: FlatState) -> list[tuple[Tensor, Tensor]]:
+    """(codes, tops) of the moments that are stored in 8 bits."""
+    pairs = ((state.exp_avg, state.exp_avg_top), (state.exp_avg_sq, state.exp_avg_sq_top))
+    return [(codes, top) for codes, top in pairs if top is not None]
 
 
 def _check(state: FlatState, segments: Segments | None) -> None:
     shape = state.param.shape
+    for codes, top in coded_moments(state):
+        fits = codes.dtype == torch.uint8 and top.dtype == torch.int16 and top.is_contiguous()
+        require(
+            fits and len(codes) == CODE_BLOCK * len(top),
+            f"adamw: {len(top)} {top.dtype} tops do not fit {len(codes)} codes of {codes.dtype}.",
+            why=f"moments in 8 bits are uint8, with an int16 for each {CODE_BLOCK}.",
+        )
     for tensor in (state.param, state.grad, state.exp_avg, state.exp_avg_sq, state.main):
         if tensor is not None and not (
             tensor.dim() == 1 and tensor.shape == shape and tensor.is_contiguous()
@@ -161,7 +178,8 @@ def _fake(*_: Any) -> None:
 
 _step = operator(
     "adamw_(Tensor(a!) param, Tensor(b!)? main, Tensor grad, Tensor(c!) exp_avg, Tensor(d!) exp_avg_sq,"
-    " Tensor hyper, Tensor? grad_factor, Tensor? found_inf, Tensor? starts, Tensor? groups, Tensor? first,"
+    " Tensor(e!)? exp_avg_top, Tensor(f!)? exp_avg_sq_top, Tensor hyper, Tensor? grad_factor,"
+    " Tensor? found_inf, Tensor? starts, Tensor? groups, Tensor? first,"
     " float beta1, float beta2, float eps) -> ()",
     lazily("redline.kernels.adamw.kernel", "step"),
     _fake,

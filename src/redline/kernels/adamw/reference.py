@@ -8,18 +8,21 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from redline.kernels.adamw.codes import decode, encode, noise_of
+
 BLOCK = 1024  # elements that one program of the kernel updates, 256 a warp; `Segments.first` is made for it
 
 
 @dataclass(frozen=True, slots=True)
 class FlatState:
-    """One flat buffer: five contiguous 1-d tensors of the same length, updated in place.
+    """One flat buffer: contiguous 1-d tensors of the same length, updated in place.
 
     Attributes:
         param: what the model computes with; bf16, fp16 or fp32.
         grad: fp32 or bf16; read.
-        exp_avg, exp_avg_sq: the moments, fp32 or bf16. Below a beta2 of about 0.996 a bf16 exp_avg_sq follows
-            the gradients; above, its steps are coarser than 1 - beta2 and it may stand still.
+        exp_avg, exp_avg_sq: the moments, fp32, bf16, or uint8 codes (codes.py) beside their tops. Below a
+            beta2 of about 0.996 a bf16 exp_avg_sq follows the gradients; above, its steps are coarser than
+            1 - beta2 and it may stand still.
         main: the main parameter: None where `param` is it; a float tensor; or, beside a bf16 param, the int16
             remainder that together with it is the exact fp32 main parameter.
     """
@@ -29,13 +32,16 @@ class FlatState:
     exp_avg: Tensor
     exp_avg_sq: Tensor
     main: Tensor | None = None
+    exp_avg_top: Tensor | None = None
+    exp_avg_sq_top: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Hyper:
-    """Hyperparameters of one step: `values` is float64 [2 + 2 G] on the device, the rest does not change.
+    """Hyperparameters of one step: `values` is float64 [3 + 2 G] on the device, the rest does not change.
 
-    values = [1 / (1 - beta1^t), 1 / (1 - beta2^t), lr of group 0, weight decay of group 0, lr of 1, ...]
+    values = [1 / (1 - beta1^t), 1 / (1 - beta2^t), salt, lr of group 0, weight decay of group 0, ...]; the
+    salt is that of the noise by which moments are rounded to 8 bits.
     """
 
     values: Tensor
@@ -91,7 +97,10 @@ def adamw_reference(
     """
     if found_inf is not None and found_inf.item() != 0:
         return
-    inv_correction1, inv_correction2, *group_values = hyper.values.tolist()
+    inv_correction1, inv_correction2, salt, *group_values = hyper.values.tolist()
+    exp_avg = _read(state.exp_avg, state.exp_avg_top, signed=True)
+    exp_avg_sq = _read(state.exp_avg_sq, state.exp_avg_sq_top, signed=False)
+    exact = torch.empty_like(exp_avg, dtype=torch.float32)  # main parameters before they are rounded
     bounds = (0, len(state.param)) if segments is None else segments.bounds
     for index, (start, end) in enumerate(pairwise(bounds)):
         group = 0 if segments is None else segments.group_of[index]
@@ -102,12 +111,28 @@ def adamw_reference(
         g = state.grad[cut].to(p.dtype)
         if grad_factor is not None:
             g = g * grad_factor.to(p.dtype)
-        m = state.exp_avg[cut].to(p.dtype) * hyper.beta1 + g * (1.0 - hyper.beta1)
-        v = state.exp_avg_sq[cut].to(p.dtype) * hyper.beta2 + g * g * (1.0 - hyper.beta2)
+        m = exp_avg[cut].to(p.dtype) * hyper.beta1 + g * (1.0 - hyper.beta1)
+        v = exp_avg_sq[cut].to(p.dtype) * hyper.beta2 + g * g * (1.0 - hyper.beta2)
         step = (m * inv_correction1) / ((v * inv_correction2).sqrt() + hyper.eps)
-        _write_main(p - lr * (step + weight_decay * p), param, main)
-        state.exp_avg[cut] = m.to(state.exp_avg.dtype)
-        state.exp_avg_sq[cut] = v.to(state.exp_avg_sq.dtype)
+        p = p - lr * (step + weight_decay * p)
+        _write_main(p, param, main)
+        exact[cut], exp_avg[cut], exp_avg_sq[cut] = p, m, v
+    if state.exp_avg_top is not None or state.exp_avg_sq_top is not None:
+        noise = noise_of(exact, int(salt))
+        _write(exp_avg, noise[0], state.exp_avg, state.exp_avg_top, signed=True)
+        _write(exp_avg_sq, noise[1], state.exp_avg_sq, state.exp_avg_sq_top, signed=False)
+
+
+def _read(moment: Tensor, top: Tensor | None, *, signed: bool) -> Tensor:
+    """The moment itself, or the numbers that its codes stand for."""
+    return moment if top is None else decode(moment, top, signed=signed)
+
+
+def _write(values: Tensor, noise: Tensor, moment: Tensor, top: Tensor | None, *, signed: bool) -> None:
+    """Store what `_read` gave and the step changed, where that was a copy."""
+    if top is not None:
+        for out, part in zip((moment, top), encode(values, noise, signed=signed), strict=True):
+            out.copy_(part)
 
 
 def _read_main(param: Tensor, main: Tensor | None) -> Tensor:
