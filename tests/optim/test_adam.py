@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from redline.errors import ConfigError
-from redline.optim import adam as adam_module
-from redline.optim.adam import AdamOptions, AdamW, adamw_reference
+from redline.optim import AdamOptions, AdamW, Step, adam_torch, adamw_reference
 from redline.optim.flat import ALIGNMENT, FlatBuffers, Slot
 from redline.optim.groups import Group, group_of, segments
 
@@ -113,7 +112,7 @@ def test_a_large_model_is_a_handful_of_calls():
     for layer in range(16):
         shapes |= {f"layers.{layer}.norm.weight": (8,), f"layers.{layer}.fc1.weight": (8, 8)}
     _, _, adam, _ = make(shapes | {"head.weight": (64, 8)})
-    assert len(adam._launches) == 3
+    assert len(adam.update.launches[0]) == 3
 
 
 # ---- arithmetic
@@ -137,12 +136,14 @@ def test_fused_against_float64_reference(device, shapes, dtype, decoupled_lr):
         fill_grads(index)
         grads = {name: param.main_grad.double().cpu() / divisor for name, param in parameters.items()}
         adam.step(
-            steps + 1,
-            lr=lr,
-            weight_decay=weight_decay,
-            decoupled_lr=decoupled_lr,
-            grad_scale=torch.tensor(divisor, dtype=torch.float64, device=device),
-            found_inf=torch.tensor(float(skip), device=device),
+            Step(
+                number=steps + 1,
+                lr=lr,
+                weight_decay=weight_decay,
+                decoupled_lr=decoupled_lr,
+                grad_scale=torch.tensor(divisor, dtype=torch.float64, device=device),
+                found_inf=torch.tensor(float(skip), device=device),
+            )
         )
         if skip:
             continue
@@ -185,7 +186,7 @@ def test_against_torch_adamw(shapes, foreach):
         fill_grads(step)
         for param, twin in zip(parameters.values(), twins.values(), strict=True):
             twin.grad = param.main_grad.clone()
-        adam.step(step, lr=1e-2, weight_decay=0.1)
+        adam.step(Step(number=step, lr=1e-2, weight_decay=0.1))
         torch_adamw.step()
     for name, twin in twins.items():
         torch.testing.assert_close(parameters[name].detach(), twin.detach(), rtol=1e-13, atol=1e-13)
@@ -202,7 +203,7 @@ def test_reference_is_chosen_by_name_and_agrees(device):
         for adam, fill in ((fused, fill_fused), (reference, fill_plain)):
             fill(step)
             scale, found_inf = torch.tensor(1.5, device=device), torch.tensor(skip, device=device)
-            adam.step(step, lr=0.1, weight_decay=0.1, grad_scale=scale, found_inf=found_inf)
+            adam.step(Step(number=step, lr=0.1, weight_decay=0.1, grad_scale=scale, found_inf=found_inf))
     for got, expected in zip(state_of(fused_buffers), state_of(plain_buffers), strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-13, atol=1e-13)
 
@@ -213,11 +214,11 @@ def test_power_of_two_loss_scale_is_exact():
     _, scaled, scaled_adam, scaled_fill = make(shapes)
     for step in (1, 2, 3):
         fill(step)
-        adam.step(step, lr=0.1, weight_decay=0.1)
+        adam.step(Step(number=step, lr=0.1, weight_decay=0.1))
         scaled_fill(step)
         for grad in scaled.flat("main_grad"):
             grad.mul_(2.0**16)
-        scaled_adam.step(step, lr=0.1, weight_decay=0.1, grad_scale=torch.tensor(2.0**16))
+        scaled_adam.step(Step(number=step, lr=0.1, weight_decay=0.1, grad_scale=torch.tensor(2.0**16)))
     assert same_bits(state_of(plain), state_of(scaled))
 
 
@@ -237,7 +238,7 @@ def test_staged_storage_is_the_fp32_update_of_rounded_state(
     device, monkeypatch, chunk, grad, exp_avg, exp_avg_sq
 ):
     """Bitwise: round the gradient, update in fp32, round the moments; skipped steps change nothing."""
-    monkeypatch.setattr(adam_module, "OPTIMIZER_CHUNK", chunk)
+    monkeypatch.setattr(adam_torch, "OPTIMIZER_CHUNK", chunk)
     shapes = {"a.weight": (40, 9), "a.bias": (70,), "head.weight": (5, 5)}
     _, buffers, adam, fill = make(
         shapes,
@@ -252,16 +253,19 @@ def test_staged_storage_is_the_fp32_update_of_rounded_state(
     scale, clean = torch.tensor(3.0, device=device), torch.tensor(0.0, device=device)
     for step in (1, 2, 3):
         fill(step)
-        adam.step(step, lr=0.1, weight_decay=0.1, grad_scale=scale, found_inf=clean)
+        adam.step(Step(number=step, lr=0.1, weight_decay=0.1, grad_scale=scale, found_inf=clean))
         before = state_of(buffers)
         fill(step)
-        adam.step(step + 1, lr=0.1, weight_decay=0.1, grad_scale=scale, found_inf=torch.ones_like(clean))
+        skipped = Step(
+            number=step + 1, lr=0.1, weight_decay=0.1, grad_scale=scale, found_inf=torch.ones_like(clean)
+        )
+        adam.step(skipped)
         assert same_bits(before, state_of(buffers))
 
         twin_fill(step)
         for flat in twin.flat("main_grad"):
             flat.copy_(flat.to(grad))
-        twin_adam.step(step, lr=0.1, weight_decay=0.1, grad_scale=scale, found_inf=clean)
+        twin_adam.step(Step(number=step, lr=0.1, weight_decay=0.1, grad_scale=scale, found_inf=clean))
         for kind, dtype in (("exp_avg", exp_avg), ("exp_avg_sq", exp_avg_sq)):
             for flat in twin.flat(kind):
                 flat.copy_(flat.to(dtype))
@@ -277,7 +281,7 @@ def test_bf16_parameters_do_not_lose_tiny_updates():
     adam = AdamW(buffers, OPTIONS)
     for step in range(1, 257):
         param.main_grad.fill_(1.0)
-        adam.step(step, lr=2.0**-12, weight_decay=0.0)
+        adam.step(Step(number=step, lr=2.0**-12, weight_decay=0.0))
         buffers.sync_params()
     # Every update is lr up to eps/|g| = 1e-8 and 256 fp32 roundings of 2^-25.
     assert buffers.views("main_param")["w"][0, 0].item() == pytest.approx(1 - 2**-4, abs=1e-5)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 ITEM_BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
 REMAINDER_BYTES = 2  # beside a bf16 parameter: together the exact fp32 main parameter
 CODE_BLOCK = 64  # elements of a moment in 8 bits that share 2 bytes
+AWAY_CHUNK = 1 << 23  # elements of optimizer states that travel from and to host memory together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

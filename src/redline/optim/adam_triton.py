@@ -10,24 +10,23 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from redline.kernels.adamw import FlatState, Segments, adamw_, adamw_hyper, make_segments
+from redline.kernels.adamw import FlatState, Hyper, Segments, adamw_, adamw_hyper, make_segments
 from redline.kernels.grad_norm import grad_statistics
-from redline.optim.flat import Buffer
+from redline.optim.adam_options import AdamOptions, Step
+from redline.optim.buffer import Buffer
 from redline.optim.groups import Group, segments
 
 
 class TritonUpdate:
-    """The update of all trainable `buffers`, in place.
+    """The update of trainable `buffers`, in place."""
 
-    Args:
-        beta1, beta2, eps: of AdamW.
-    """
-
-    def __init__(self, buffers: Sequence[Buffer], beta1: float, beta2: float, eps: float) -> None:
-        self._beta1, self._beta2, self._eps = beta1, beta2, eps
-        self._buffers = [buffer for buffer in buffers if buffer.trainable and buffer.slots]
+    def __init__(self, buffers: Sequence[Buffer], options: AdamOptions) -> None:
+        self._options = options
         self._groups: list[Group] = []
-        self._states = [(_state(buffer), self._segments(buffer)) for buffer in self._buffers]
+        self._states = [(_state(buffer), self._segments(buffer)) for buffer in buffers]
+        self._hyper: Hyper | None = None
+        self._grad_factor: Tensor | None = None
+        self._found_inf: Tensor | None = None
 
     def _segments(self, buffer: Buffer) -> Segments | None:
         """The table of hyperparameters over a buffer; its groups are places in `self._groups`."""
@@ -45,39 +44,48 @@ class TritonUpdate:
         places = [self._groups.index(group) for _, group in table]
         return make_segments([start for start, _ in table], places, param.numel(), param.device)
 
-    def step(
-        self,
-        step: int,
-        *,
-        lr: float,
-        weight_decay: float,
-        decoupled_lr: float | None,
-        grad_factor: Tensor | None,
-        found_inf: Tensor | None,
-    ) -> None:
-        """Apply update number `step` (from 1), gradients multiplied by the device scalar `grad_factor`."""
-        for state, table in self._states:
-            if table is None:
-                continue
-            rates = [
-                decoupled_lr if each.decoupled and decoupled_lr is not None else lr for each in self._groups
-            ]
-            hyper = adamw_hyper(
-                step=step,
-                lr=rates,
-                weight_decay=[weight_decay if each.decays else 0.0 for each in self._groups],
-                beta1=self._beta1,
-                beta2=self._beta2,
-                eps=self._eps,
-                device=state.param.device,
+    def begin(self, step: Step) -> None:
+        """Bring the step's hyperparameters to the device."""
+        if not self._states:
+            return
+        self._hyper = adamw_hyper(
+            step=step.number,
+            lr=[step.rate(group) for group in self._groups],
+            weight_decay=[step.decay(group) for group in self._groups],
+            beta1=self._options.beta1,
+            beta2=self._options.beta2,
+            eps=self._options.eps,
+            device=self._states[0][0].param.device,
+        )
+        self._grad_factor = None if step.grad_scale is None else step.grad_scale.reciprocal()
+        self._found_inf = step.found_inf
+
+    def apply(self, index: int) -> None:
+        """Update one buffer."""
+        state, table = self._states[index]
+        if table is not None:
+            assert self._hyper is not None
+            adamw_(
+                state,
+                self._hyper,
+                table,
+                grad_factor=self._grad_factor,
+                found_inf=self._found_inf,
+                impl="triton",
             )
-            adamw_(state, hyper, table, grad_factor=grad_factor, found_inf=found_inf, impl="triton")
 
 
 def _state(buffer: Buffer) -> FlatState:
     found = buffer.tensors
-    main = None if found["main_param"] is found["param"] else found["main_param"]
-    return FlatState(found["param"], found["main_grad"], found["exp_avg"], found["exp_avg_sq"], main)
+    return FlatState(
+        found["param"],
+        found["main_grad"],
+        found["exp_avg"],
+        found["exp_avg_sq"],
+        None if found["main_param"] is found["param"] else found["main_param"],
+        found.get("exp_avg_top"),
+        found.get("exp_avg_sq_top"),
+    )
 
 
 def norm_and_nonzeros(grads: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

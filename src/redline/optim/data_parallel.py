@@ -7,18 +7,20 @@ each rank's own part and added up, with and without a distributed optimizer, so 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from redline.comm import Collectives, Group, Transport
+from redline.optim.buffer import Range
 from redline.optim.clip import l2_norm
-from redline.optim.flat import FlatBuffers, Range, main_parts
+from redline.optim.flat import FlatBuffers
 from redline.optim.gather import ParamGatherer
 from redline.optim.nonfinite import count_nonfinite
 from redline.optim.reduce import GradReducer
 from redline.optim.shared import SharedParameters
+from redline.optim.states import main_parts
 
 
 class DataParallel:
@@ -88,19 +90,21 @@ class DataParallel:
 
     def params_norm(self, shared: SharedParameters) -> Tensor:
         """The norm of the main parameters that this tp rank answers for, frozen ones too: float64 scalar."""
-        whole: list[Tensor] = []
-        own: list[Tensor] = []
-        for buffer in self._buffers.shards:
-            low, high = buffer.window or (0, buffer.tensors["param"].numel())
-            for start, end in shared.counted_ranges(buffer):
-                cut = max(start, low) - low, min(end, high) - low
-                (whole if buffer.window is None else own).extend(main_parts(buffer, *cut))
         device = self._buffers.device
-        norm = l2_norm(own, device)
+        norm = l2_norm(self._main_parts(shared, sharded=True), device)
         if self._buffers.sharding.states:
             norm, _ = self.add_up(norm, torch.zeros_like(norm))
-        total: Tensor = torch.linalg.vector_norm(torch.stack((norm, l2_norm(whole, device))))
+        rest = l2_norm(self._main_parts(shared, sharded=False), device)
+        total: Tensor = torch.linalg.vector_norm(torch.stack((norm, rest)))
         return total
+
+    def _main_parts(self, shared: SharedParameters, *, sharded: bool) -> Iterator[Tensor]:
+        """Main parameters that this tp rank answers for: those in shards, or those in whole buffers."""
+        for buffer in self._buffers.shards:
+            if sharded == (buffer.window is not None):
+                low, high = buffer.range
+                for start, end in shared.counted_ranges(buffer):
+                    yield from main_parts(buffer, max(start, low) - low, min(end, high) - low)
 
 
 def parts_within(flat: Tensor, first: int, ranges: Sequence[Range], window: Range) -> list[Tensor]:

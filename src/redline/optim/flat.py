@@ -12,9 +12,11 @@ Layout
               zero
     main      where the main dtype is the parameter's, `main_param` and `param` are one storage; with
               `remainder`, a bf16 parameter and the int16 kept as `main_param` are together the fp32 value
+    moments   of their dtype, or codes of 8 bits with the top of each block beside them (states.py)
     buckets   ranges of the buffer that are reduced and gathered as a whole (formulas/buckets.py)
-    shards    with a distributed optimizer each rank holds main parameters and moments of its own part of
-              every bucket alone: `shards` are those parts, and what the optimizer updates
+    shards    what the optimizer updates. With a distributed optimizer each rank holds main parameters and
+              moments of its own part of every bucket alone; of what is kept in host memory a shard is one
+              chunk
 
 Gradients reach `param.main_grad` in two ways. A GEMM site adds its weight gradient there itself and hands
 autograd None. Every other parameter gets an ordinary gradient, which a hook adds to `main_grad` and drops.
@@ -25,85 +27,48 @@ Freezing is decided before the buffers are made; a parameter without a gradient 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from redline.formulas.buckets import ALIGNMENT, BucketRule, cut_buckets, shard_of
+from redline.formulas.buckets import ALIGNMENT, BucketRule, cut_buckets
+from redline.formulas.state import AWAY_CHUNK
 from redline.kernels.adamw import join_main, split_main
+from redline.optim.buffer import MOMENTS, Buffer, Kind, Range, Sharding, Slot
 from redline.optim.pieces import Pieces, pieces_of
-
-Kind = Literal["param", "main_param", "main_grad", "exp_avg", "exp_avg_sq"]
-Range = tuple[int, int]
-
-MOMENTS: tuple[Kind, ...] = ("exp_avg", "exp_avg_sq")
-CHUNK = 1 << 24  # elements of a main parameter joined at a time: whole rows of the norm's sum
-
-
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """Where one parameter lies in its buffers: `start` and `shape` in elements."""
-
-    name: str
-    start: int
-    shape: torch.Size
-
-    @property
-    def end(self) -> int:
-        """One past the parameter's last element."""
-        return self.start + self.shape.numel()
-
-    @property
-    def padded_end(self) -> int:
-        """Where the next parameter may start."""
-        return -(-self.end // ALIGNMENT) * ALIGNMENT
-
-    def view(self, flat: Tensor) -> Tensor:
-        """The parameter-shaped view of a flat buffer."""
-        return flat[self.start : self.end].view(self.shape)
+from redline.optim.states import (
+    CODES,
+    Storage,
+    is_remainder,
+    is_stored_as_it_is,
+    numbers,
+    round_main,
+    store_moment,
+    widen,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sharding:
-    """Who holds what of each bucket.
+class Away:
+    """How much of the optimizer states is kept in host memory.
 
     Attributes:
-        rule: how buckets are cut; `rule.ranks` share each of them.
-        index: of this rank among them.
-        states: main parameters and moments exist for the own shard alone (the distributed optimizer).
+        share: of the elements of each bucket, from its begin.
+        chunk: elements that travel together.
     """
 
-    rule: BucketRule = field(default_factory=BucketRule)
-    index: int = 0
-    states: bool = False
+    share: float = 0.0
+    chunk: int = AWAY_CHUNK
 
-    def own(self, bucket: Range) -> Range:
-        """This rank's part of a bucket."""
-        return shard_of(bucket, self.rule.ranks, self.index)
-
-
-@dataclass(frozen=True, slots=True)
-class Buffer:
-    """The flat tensors of one (parameter dtype, gradient dtype); frozen: param and main_param only.
-
-    Attributes:
-        slots: the parameters of the whole flat buffer.
-        tensors: by kind, each of the elements in `window`.
-        buckets: of the whole flat buffer.
-        window: (first, last) element that the tensors hold; None: all.
-    """
-
-    slots: tuple[Slot, ...]
-    tensors: dict[Kind, Tensor]
-    buckets: tuple[Range, ...] = ()
-    window: Range | None = None
-
-    @property
-    def trainable(self) -> bool:
-        """Whether these parameters have gradients and moments."""
-        return "main_grad" in self.tensors
+    def cut(self, window: Range) -> Iterator[tuple[Range, bool]]:
+        """The window in parts, with whether each is away: chunk by chunk, and then what stays."""
+        start, end = window
+        border = start + round(self.share * (end - start) / ALIGNMENT) * ALIGNMENT
+        for first in range(start, border, self.chunk):
+            yield (first, min(first + self.chunk, border)), True
+        if border < end:
+            yield (border, end), False
 
 
 class FlatBuffers:
@@ -115,14 +80,15 @@ class FlatBuffers:
             becomes zero.
         main_dtype: of the main parameters that the optimizer updates.
         grad_dtype: of `main_grad`.
-        exp_avg_dtype, exp_avg_sq_dtype: of the moments; None means `main_dtype`.
+        exp_avg_dtype, exp_avg_sq_dtype: of the moments; None means `main_dtype`, torch.uint8 codes of 8 bits.
         remainder: keep of the main parameters of bf16 ones the 16 bits that these lack (2 bytes, not 4).
         device: of all buffers; the parameters move there.
         sharding: how data-parallel ranks share the buffers; None: not at all.
+        away: what of the optimizer states is kept in host memory; None: nothing.
 
     Attributes:
-        buffers: whole flat buffers, of parameters and gradients, and of all else that is not sharded.
-        shards: what the optimizer updates: the own part of every bucket, or the whole buffers.
+        buffers: whole flat buffers, of parameters and gradients, and of all else that is not in shards.
+        shards: what the optimizer updates: parts of every bucket, or the whole buffers.
         parameters: by name, in registration order.
 
     Afterwards `param.data` and `param.main_grad` are views of the buffers. Main parameters start as the
@@ -141,14 +107,17 @@ class FlatBuffers:
         remainder: bool = False,
         device: torch.device | str,
         sharding: Sharding | None = None,
+        away: Away | None = None,
     ) -> None:
-        self.main_dtype, self._remainder = main_dtype, remainder
-        self.sharding = sharding or Sharding()
-        self._dtypes: dict[Kind, torch.dtype] = {
-            "main_grad": grad_dtype,
-            "exp_avg": exp_avg_dtype or main_dtype,
-            "exp_avg_sq": exp_avg_sq_dtype or main_dtype,
-        }
+        self.main_dtype = main_dtype
+        self.sharding, self.away = sharding or Sharding(), away or Away()
+        self._grad_dtype = grad_dtype
+        self.storage = Storage(
+            main=main_dtype,
+            exp_avg=exp_avg_dtype or main_dtype,
+            exp_avg_sq=exp_avg_sq_dtype or main_dtype,
+            remainder=remainder,
+        )
         self.device = torch.device(device)
 
         named: dict[str, nn.Parameter] = {}
@@ -175,84 +144,72 @@ class FlatBuffers:
             for (name, param), start in zip(group.items(), layout.starts, strict=True)
         ]
 
-        def zeros(dtype: torch.dtype) -> Tensor:
-            return torch.zeros(layout.size, dtype=dtype, device=self.device)
-
-        flat = zeros(dtype)
-        tensors: dict[Kind, Tensor] = {"param": flat, "main_param": flat}
-        if trainable and self.sharding.states:
-            tensors = {"param": flat, "main_grad": zeros(self._dtypes["main_grad"])}
-        elif trainable:
-            if dtype != self.main_dtype:
-                tensors["main_param"] = zeros(self._main_storage(dtype))
-            tensors |= {kind: zeros(kind_dtype) for kind, kind_dtype in self._dtypes.items()}
+        flat = torch.zeros(layout.size, dtype=dtype, device=self.device)
+        tensors: dict[Kind, Tensor] = {"param": flat}
+        if trainable:
+            tensors["main_grad"] = torch.zeros_like(flat, dtype=self._grad_dtype)
         for slot, param in zip(slots, group.values(), strict=True):
             _move(param, slot.view(flat))
             if trainable:
                 param.main_grad = slot.view(tensors["main_grad"])  # type: ignore[attr-defined]
                 param.register_post_accumulate_grad_hook(accumulate_main_grad)
-        if "main_param" in tensors:
-            _widen(flat, tensors["main_param"])
+        if not trainable:
+            tensors["main_param"] = flat
+        elif not self._in_shards:
+            tensors |= self.storage.make(flat)
         return Buffer(tuple(slots), tensors, layout.buckets)
 
-    def _main_storage(self, dtype: torch.dtype) -> torch.dtype:
-        """The dtype that main parameters are kept in beside parameters of `dtype`."""
-        return torch.int16 if self._remainder and dtype == torch.bfloat16 else self.main_dtype
+    @property
+    def _in_shards(self) -> bool:
+        """Whether states are kept by shards, not in whole buffers."""
+        return self.sharding.states or self.away.share > 0
 
     def _make_shards(self, buffer: Buffer) -> Iterator[Buffer]:
-        """What the optimizer updates of a buffer; its states are made here where they are sharded."""
-        if not buffer.trainable or not self.sharding.states:
+        """What the optimizer updates of a buffer; its states are made here where they are in shards."""
+        if not buffer.trainable or not self._in_shards:
             yield buffer
             return
         for bucket in buffer.buckets:
-            start, end = window = self.sharding.own(bucket)
-            param, main_grad = (buffer.tensors[kind][start:end] for kind in ("param", "main_grad"))
-            tensors: dict[Kind, Tensor] = {"param": param, "main_param": param, "main_grad": main_grad}
-            if param.dtype != self.main_dtype:
-                tensors["main_param"] = param.new_zeros(end - start, dtype=self._main_storage(param.dtype))
-                _widen(param, tensors["main_param"])
-            for kind in MOMENTS:
-                tensors[kind] = torch.zeros(end - start, dtype=self._dtypes[kind], device=self.device)
-            yield Buffer(buffer.slots, tensors, (bucket,), window)
+            held = self.sharding.own(bucket) if self.sharding.states else bucket
+            for window, away in self.away.cut(held):
+                part = slice(*window)
+                tensors: dict[Kind, Tensor] = {
+                    "param": buffer.tensors["param"][part],
+                    "main_grad": buffer.tensors["main_grad"][part],
+                }
+                tensors |= self.storage.make(tensors["param"], away=away)
+                yield Buffer(buffer.slots, tensors, (bucket,), window, away)
 
-    def _windows(self, buffer: Buffer) -> list[tuple[Range, Buffer]]:
-        """The own shards of a flat buffer, each with its range of elements."""
-        return [
-            (shard.window, shard)
-            for shard in self.shards
-            if shard.window is not None and shard.slots is buffer.slots
-        ]
+    def _held(self, buffer: Buffer) -> list[Buffer]:
+        """What holds the optimizer states of a flat buffer."""
+        return [shard for shard in self.shards if shard.slots is buffer.slots]
 
     def pieces(self, kind: Kind) -> dict[str, Pieces]:
-        """What this rank holds of a kind of which every rank holds its own shards, by name.
+        """What this rank holds of a kind that is kept by shards, by name.
 
-        Where a main parameter is stored as a remainder, the pieces are a copy in host memory.
+        Where the stored form is not the numbers themselves, the pieces are a copy in host memory.
         """
-        dtype = self.main_dtype if kind == "main_param" else self._dtypes.get(kind, self.main_dtype)
         held = {
-            id(buffer.slots): [
-                (window[0], _joined(shard) if kind == "main_param" else shard.tensors[kind])
-                for window, shard in self._windows(buffer)
-            ]
+            id(buffer.slots): [(shard.range[0], numbers(shard, kind)) for shard in self._held(buffer)]
             for buffer in self.buffers
             if buffer.trainable and kind not in buffer.tensors
         }
         return {
-            name: pieces_of(slot.shape, dtype, slot.start, held[id(buffer.slots)])
+            name: pieces_of(slot.shape, self.storage.values(kind), slot.start, held[id(buffer.slots)])
             for name, (buffer, slot) in self._places.items()
             if id(buffer.slots) in held
         }
 
     def _write_shards(self, buffer: Buffer, slot: Slot, main: Tensor) -> None:
-        """Store a whole main parameter: all of it as the parameter, and the own part in full precision."""
-        halves = self._main_storage(buffer.tensors["param"].dtype) == torch.int16
+        """Store a whole main parameter: all of it as the parameter, and what is held in full precision."""
+        halves = self.storage.main_beside(buffer.tensors["param"].dtype) == torch.int16
         param, kept = split_main(main) if halves else (main, main)
         slot.view(buffer.tensors["param"]).copy_(param)
-        for (first, last), shard in self._windows(buffer):
-            low, high = max(first, slot.start), min(last, slot.end)
+        for shard in self._held(buffer):
+            low, high = _overlap(shard, slot.start, slot.end)
             if low < high:
                 part = kept.reshape(-1)[low - slot.start : high - slot.start]
-                shard.tensors["main_param"][low - first : high - first].copy_(part)
+                shard.tensors["main_param"][low - shard.range[0] : high - shard.range[0]].copy_(part)
 
     def flat(self, kind: Kind) -> list[Tensor]:
         """The flat buffers of a kind, padding included."""
@@ -261,16 +218,15 @@ class FlatBuffers:
     def views(self, kind: Kind) -> dict[str, Tensor]:
         """Parameter-shaped views by name, in registration order: what a checkpoint reads and fills.
 
-        What is sharded is not among them (`pieces`). A frozen parameter appears under "param" and
-        "main_param" only; "main_param" thus names every weight once. Where a main parameter is stored as a
-        remainder it is given as a new tensor in host memory, with the exact value; `write_main_params` takes
-        such values back.
+        What is in shards is not among them (`pieces`). A frozen parameter appears under "param" and
+        "main_param" only; "main_param" thus names every weight once. Main parameters stored as a remainder
+        and moments stored in 8 bits are given as new tensors in host memory, with the exact numbers;
+        `write_main_params` and `write_moments` take such values back.
         """
-        if kind == "main_param":
-            whole = [name for name, (buffer, _) in self._places.items() if kind in buffer.tensors]
-            return {name: self._main_view(name, device="cpu") for name in whole}
         return {
             name: slot.view(buffer.tensors[kind])
+            if is_stored_as_it_is(buffer, kind)
+            else numbers(buffer, kind, slot.start, slot.end).view(slot.shape)
             for name, (buffer, slot) in self._places.items()
             if kind in buffer.tensors
         }
@@ -281,27 +237,38 @@ class FlatBuffers:
         The parameters follow.
         """
         for name, (buffer, slot) in self._places.items():
+            param = slot.view(buffer.tensors["param"])
             if "main_param" not in buffer.tensors:  # in shards: filled whole, and kept in part
                 whole = torch.zeros(slot.shape, dtype=self.main_dtype, device=self.device)
                 yield name, whole
                 self._write_shards(buffer, slot, whole)
                 continue
-            main = self._main_view(name, device=self.device)
-            yield name, main
+            stored = slot.view(buffer.tensors["main_param"])
             if is_remainder(buffer):
-                param, remainder = split_main(main)
-                slot.view(buffer.tensors["param"]).copy_(param)
-                slot.view(buffer.tensors["main_param"]).copy_(remainder)
+                main = join_main(param, stored)
+                yield name, main
+                for half, part in zip((param, stored), split_main(main), strict=True):
+                    half.copy_(part)
             else:
-                _round(slot.view(buffer.tensors["main_param"]), slot.view(buffer.tensors["param"]))
+                yield name, stored
+                round_main(stored, param)
 
-    def _main_view(self, name: str, device: torch.device | str) -> Tensor:
-        """One main parameter: a view, or the joined halves on `device`."""
-        buffer, slot = self._places[name]
-        main = slot.view(buffer.tensors["main_param"])
-        if not is_remainder(buffer):
-            return main
-        return join_main(slot.view(buffer.tensors["param"]).to(device), main.to(device))
+    def write_moments(self) -> Iterator[tuple[Kind, str, Tensor]]:
+        """Each moment that is stored in 8 bits, in fp32, to be filled; what is held of it is then stored."""
+        for kind in MOMENTS:
+            if self.storage.moment(kind) != CODES:
+                continue
+            for name, (buffer, slot) in self._places.items():
+                if not buffer.trainable:
+                    continue
+                whole = torch.zeros(slot.padded_end - slot.start, device=self.device)
+                yield kind, name, whole[: slot.shape.numel()].view(slot.shape)
+                for shard in self._held(buffer):
+                    low, high = _overlap(shard, slot.start, slot.padded_end)
+                    if low < high:
+                        store_moment(
+                            shard, kind, low - shard.range[0], whole[low - slot.start : high - slot.start]
+                        )
 
     def zero_grad(self) -> None:
         """Set every main gradient to zero: one memset a buffer."""
@@ -313,17 +280,18 @@ class FlatBuffers:
 
         With sharded states that is the own part of each parameter; the others must then be gathered.
         """
-        for main_param, param in self._pairs():
-            _round(main_param, param)
+        for shard in self.shards:
+            round_main(shard.tensors["main_param"], shard.tensors["param"])
 
     def sync_main_params(self) -> None:
         """Widen the parameters into the main parameters, after something wrote the parameters themselves."""
-        for main_param, param in self._pairs():
-            _widen(param, main_param)
-
-    def _pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
         for shard in self.shards:
-            yield shard.tensors["main_param"], shard.tensors["param"]
+            widen(shard.tensors["param"], shard.tensors["main_param"])
+
+
+def _overlap(shard: Buffer, start: int, end: int) -> Range:
+    """The part of elements start .. end that a shard holds; nothing where it ends before it begins."""
+    return max(shard.range[0], start), min(shard.range[1], end)
 
 
 def accumulate_main_grad(param: Tensor) -> None:
@@ -334,44 +302,6 @@ def accumulate_main_grad(param: Tensor) -> None:
     if param.grad is not None:
         param.main_grad.add_(param.grad)  # type: ignore[attr-defined]
         param.grad = None
-
-
-def main_parts(buffer: Buffer, start: int, end: int) -> Iterator[Tensor]:
-    """The main parameters of a range of elements, in the main dtype; halves are joined in small parts."""
-    param, main = buffer.tensors["param"], buffer.tensors["main_param"]
-    if start >= end:
-        return
-    if not is_remainder(buffer):
-        yield main[start:end]
-        return
-    for first in range(start, end, CHUNK):
-        part = slice(first, min(first + CHUNK, end))
-        yield join_main(param[part], main[part])
-
-
-def _joined(shard: Buffer) -> Tensor:
-    """The main parameters of a shard: as they are stored, or joined in host memory."""
-    param, main = shard.tensors["param"], shard.tensors["main_param"]
-    return join_main(param.cpu(), main.cpu()) if is_remainder(shard) else main
-
-
-def is_remainder(buffer: Buffer) -> bool:
-    """Whether its main parameters are the parameters and 16 more bits."""
-    return buffer.tensors["main_param"].dtype == torch.int16
-
-
-def _round(main_param: Tensor, param: Tensor) -> None:
-    """Parameters from main parameters."""
-    if main_param.data_ptr() != param.data_ptr() and main_param.dtype != torch.int16:
-        param.copy_(main_param)
-
-
-def _widen(param: Tensor, main_param: Tensor) -> None:
-    """Main parameters from parameters."""
-    if main_param.dtype == torch.int16:
-        main_param.zero_()
-    elif main_param is not param:
-        main_param.copy_(param)
 
 
 def _move(param: nn.Parameter, view: Tensor) -> None:

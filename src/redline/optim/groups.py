@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from redline.optim.flat import Slot
+from redline.optim.buffer import Slot
 
 DECOUPLED = frozenset(("embedding.word.weight", "head.weight"))
 

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from redline.errors import CheckpointError
-from redline.optim.adam import AdamOptions, AdamW
+from redline.optim.adam import AdamW
+from redline.optim.adam_options import AdamOptions, Step
 from redline.optim.adam_triton import norm_and_nonzeros
 from redline.optim.clip import clip_coefficient, count_nonzero, l2_norm
 from redline.optim.data_parallel import DataParallel
@@ -69,6 +70,7 @@ class Optimizer:
         log_num_zeros: count zero gradient elements (one more read of the gradients).
         shared: what other tensor-parallel ranks hold too.
         ranks: how the gradients and parameters of data-parallel ranks meet; None: there is one rank.
+        overlap_away: states in host memory travel while others are updated.
     """
 
     def __init__(
@@ -82,10 +84,11 @@ class Optimizer:
         log_num_zeros: bool = False,
         shared: SharedParameters | None = None,
         ranks: DataParallel | None = None,
+        overlap_away: bool = True,
     ) -> None:
         self.buffers = buffers
         self.ranks = ranks or DataParallel(buffers)
-        self.adam = AdamW(buffers, adam)
+        self.adam = AdamW(buffers, adam, overlap=overlap_away)
         self.loss_scale = loss_scale or ConstantLossScale()
         self.applied_steps = 0
         self.skipped_steps = 0
@@ -121,12 +124,14 @@ class Optimizer:
         norm = scaled_norm / scale
         facts = self._facts(norm, loss, num_zeros)
         self.adam.step(
-            self.applied_steps + 1,
-            lr=lr,
-            weight_decay=weight_decay,
-            decoupled_lr=decoupled_lr,
-            grad_scale=self._divisor(norm, scale),
-            found_inf=facts[0] if self._may_skip else None,
+            Step(
+                number=self.applied_steps + 1,
+                lr=lr,
+                weight_decay=weight_decay,
+                decoupled_lr=decoupled_lr,
+                grad_scale=self._divisor(norm, scale),
+                found_inf=facts[0] if self._may_skip else None,
+            )
         )
         self.ranks.gatherer.start()
         return self._conclude(facts, has_loss=loss is not None)

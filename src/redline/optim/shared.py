@@ -16,7 +16,8 @@ from torch import Tensor
 from redline.comm.collectives import all_reduce
 from redline.comm.groups import Group
 from redline.formulas.params import Shared
-from redline.optim.flat import Buffer, FlatBuffers, Kind
+from redline.optim.buffer import Buffer, Kind
+from redline.optim.flat import FlatBuffers
 
 
 @dataclass(frozen=True, slots=True)

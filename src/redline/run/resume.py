@@ -126,7 +126,7 @@ def restore(
     leave = (*(() if moments else MOMENTS), *(() if scales else SCALES))
     tensors = state.tensors(moments=moments, fp8=scales)
     load_checkpoint(start.folder, tensors, leave=leave, allow_rounding=narrower_moments, group=group)
-    state.take_params(tensors)
+    state.take(tensors)
     if not start.weights_only:
         kept = state.optimizer.state_values()
         state.load_values(start.values["state"])

@@ -53,8 +53,8 @@ class TrainState:
         """Views of every saved tensor by logical name, in the plain layout; filling them restores the state.
 
         A tensor of which other ranks hold the rest is `Chunked`: whole in name, with this rank's pieces.
-        A main parameter that is stored in two halves is a joined copy instead, in host memory; `take_params`
-        stores what it was filled with.
+        A main parameter that is stored in two halves, or a moment in 8 bits, is a copy of the numbers in host
+        memory instead; `take` stores what it was filled with.
 
         Args:
             moments: include the optimizer's moments.
@@ -92,20 +92,31 @@ class TrainState:
             }
             yield part.tensor.name, Chunked.make(part.tensor.size, held, pieces.dtype)
 
-    def take_params(self, tensors: Mapping[str, Tensor]) -> None:
-        """Go on from parameters that `tensors()` was filled with: round them, or split them into halves.
+    def take(self, tensors: Mapping[str, Tensor]) -> None:
+        """Go on from what `tensors()` was filled with: store what was a copy, round the parameters.
 
         What other ranks were filled with comes from there.
         """
-        for name, main in self.optimizer.buffers.write_main_params():
-            for logical, place in self._saved(name, main):
-                ((first, piece),) = _boxes(place).items()
-                for offset, found in _boxes(tensors[f"param/{logical}"]).items():
-                    box = zip(offset, first, found.shape, strict=True)
-                    target = piece[tuple(slice(o - f, o - f + size) for o, f, size in box)]
-                    if target.data_ptr() != found.data_ptr():
-                        target.copy_(found)
+        buffers = self.optimizer.buffers
+        for name, main in buffers.write_main_params():
+            self._fill(name, main, "param", tensors)
+        for kind, name, moment in buffers.write_moments() if self._has_moments(tensors) else ():
+            self._fill(name, moment, kind, tensors)
         self.optimizer.publish_params()
+
+    @staticmethod
+    def _has_moments(tensors: Mapping[str, Tensor]) -> bool:
+        return any(name.startswith("exp_avg/") for name in tensors)
+
+    def _fill(self, name: str, whole: Tensor, prefix: str, tensors: Mapping[str, Tensor]) -> None:
+        """Bring what this rank was filled with into `whole`, the parameter `name` or a moment of it."""
+        for logical, place in self._saved(name, whole):
+            ((first, piece),) = _boxes(place).items()
+            for offset, found in _boxes(tensors[f"{prefix}/{logical}"]).items():
+                box = zip(offset, first, found.shape, strict=True)
+                target = piece[tuple(slice(o - f, o - f + size) for o, f, size in box)]
+                if target.data_ptr() != found.data_ptr():
+                    target.copy_(found)
 
     def values(self) -> dict[str, Any]:
         """Every counter, as JSON values."""

@@ -1,5 +1,6 @@
 """AdamW over flat buffers in one pass."""
 
+from redline.kernels.adamw.codes import decode, encode, noise_of, salt_of
 from redline.kernels.adamw.op import (
     FlatState,
     Hyper,
@@ -18,8 +19,12 @@ __all__ = [
     "Segments",
     "adamw_",
     "adamw_hyper",
+    "decode",
+    "encode",
     "join_main",
     "make_segments",
+    "noise_of",
+    "salt_of",
     "split_main",
     "supports",
 ]
