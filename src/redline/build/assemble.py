@@ -38,6 +38,7 @@ from redline.model import (
 from redline.optim import (
     AdamImpl,
     AdamOptions,
+    Away,
     DataParallel,
     FlatBuffers,
     NonFiniteAction,
@@ -51,6 +52,7 @@ from redline.precision import DTYPES, NEVER, Fp8Spec, Fp8State, Recipe, make_rec
 
 SITES_A_LAYER = 4
 TOKENS = 32  # of which Transformer Engine's GEMMs in fp8 take multiples, by any recipe
+MOMENT_DTYPES = {**DTYPES, "fp8": torch.uint8}  # by 8 bits of our own, which no dtype of torch's names
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +114,12 @@ def assemble(
         model.named_parameters(),
         main_dtype=recipe.main,
         grad_dtype=recipe.grad,
-        exp_avg_dtype=DTYPES[plan.dtypes.exp_avg],
-        exp_avg_sq_dtype=DTYPES[plan.dtypes.exp_avg_sq],
+        exp_avg_dtype=MOMENT_DTYPES[plan.dtypes.exp_avg],
+        exp_avg_sq_dtype=MOMENT_DTYPES[plan.dtypes.exp_avg_sq],
         remainder=plan.dtypes.remainder,
         device=device,
         sharding=Sharding(rule=plan.data_parallel.rule, index=groups.shard.index, states=sharded),
+        away=Away(share=plan.dtypes.away),
     )
     check_names(buffers.parameters, plan.shape)
     # Drawn in full precision; the half copies are rounded from them.
@@ -294,4 +297,5 @@ def make_optimizer(
         log_num_zeros=config.logging.log_num_zeros_in_grad,
         shared=shared,
         ranks=ranks,
+        overlap_away=optim.overlap_cpu_optimizer_d2h_h2d,
     )

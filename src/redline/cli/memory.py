@@ -267,6 +267,8 @@ def _memory_rows(plan: Plan, hardware: Hardware) -> Iterator[tuple[str, str]]:
         if size:
             yield name.replace("_", " "), format_bytes(size)
     yield "peak", f"{format_bytes(stage.total)} (while the {stage.peak_at} runs)"
+    if stage.host:
+        yield "in host memory", f"{format_bytes(sum(stage.host.values()))} of optimizer states"
     if stage.fragmentation or stage.context:
         yield "fragmentation, about", format_bytes(stage.fragmentation)
         yield "device context, about", format_bytes(stage.context)

@@ -4,12 +4,13 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from redline.config.flags import SET, Section, flag
-from redline.config.waits import HALF_MAIN, HALF_MOMENTS, NUMERICS, OFFLOAD, OPTIMIZERS, PRECISION_AWARE
+from redline.config.waits import HALF_MAIN, HALF_MOMENTS, NUMERICS, OPTIMIZERS
 
 WSD = {"lr_decay_style": "WSD"}
 DECAYING = {"lr_decay_style": ("linear", "cosine", "inverse-square-root", "WSD")}
 VARYING_DECAY = {"weight_decay_incr_style": ("linear", "cosine")}
 AWARE = {"use_precision_aware_optimizer": True}
+OFFLOADED = {"optimizer_cpu_offload": True}
 OTHER_OPTIMIZERS = ("sgd", "muon", "dist_muon")
 
 
@@ -171,25 +172,36 @@ class OptimConfig(Section):
         "fp32",
         account="memory",
         needs=AWARE,
-        refused={"fp16": HALF_MOMENTS, "fp8": PRECISION_AWARE},
-        help="Dtype of the first moment.",
+        refused={"fp16": HALF_MOMENTS},
+        help="Dtype of the first moment; fp8: 8 bits, with a scale for each 64 elements.",
     )
     exp_avg_sq_dtype: Literal["fp32", "fp16", "bf16", "fp8"] = flag(
         "fp32",
         account="memory",
         needs=AWARE,
-        refused={"fp16": HALF_MOMENTS, "fp8": PRECISION_AWARE},
-        help="Dtype of the second moment.",
+        refused={"fp16": HALF_MOMENTS},
+        help="Dtype of the second moment; fp8: 8 bits, with a scale for each 64 elements.",
     )
     optimizer_cpu_offload: bool = flag(
-        False, account="memory", waits_for=OFFLOAD, help="Keep optimizer states in host memory."
+        False, account="memory", help="Keep main parameters and moments in host memory."
     )
     optimizer_offload_fraction: float = flag(
         1.0,
         account="memory",
         at_least=0,
         at_most=1,
-        needs={"optimizer_cpu_offload": True},
-        waits_for=OFFLOAD,
-        help="Share of the optimizer states that moves.",
+        needs=OFFLOADED,
+        help="Share of the optimizer states that is there.",
     )
+    overlap_cpu_optimizer_d2h_h2d: bool = flag(
+        True,
+        account="memory",
+        megatron=False,
+        needs=OFFLOADED,
+        help="States travel to the device and back while others are updated.",
+    )
+
+    @property
+    def offloaded_share(self) -> float:
+        """Share of the optimizer states that is kept in host memory."""
+        return self.optimizer_offload_fraction if self.optimizer_cpu_offload else 0.0

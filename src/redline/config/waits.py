@@ -50,15 +50,9 @@ FP4 = Waits("fp4", "it waits for 4-bit floating point.", "train in bf16 (--bf16)
 QUANTIZED = Waits(
     "quantized-training", "it waits for quantized training (int8, int4, mxfp4).", "train in bf16 (--bf16)."
 )
-PRECISION_AWARE = Waits("optimizer-storage", "it waits for moments of 8 bits with scales.", "use bf16.")
 MTP = Waits("multi-token-prediction", "it waits for multi-token prediction.")
 MOE = Waits(
     "mixture-of-experts", "it waits for mixture-of-experts training.", "train a dense model: leave it out."
-)
-OFFLOAD = Waits(
-    "offload",
-    "it waits for optimizer states in host memory.",
-    "leave it out; lower --micro-batch-size to save memory.",
 )
 GRAPH_SCOPES = Waits(
     "graph-scopes",

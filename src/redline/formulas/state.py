@@ -16,7 +16,8 @@ class StateDtypes:
 
     With `remainder`, a bf16 parameter and 16 more bits are the fp32 main parameter.
 
-    `shards` ranks share main parameters and moments (the distributed optimizer), an equal part each.
+    `shards` ranks share main parameters and moments (the distributed optimizer), an equal part each. The
+    share `away` of a rank's part is in host memory, and passes through so many `stages` on the device.
     """
 
     param: str = "bf16"
@@ -26,8 +27,10 @@ class StateDtypes:
     exp_avg_sq: str = "fp32"
     shards: int = 1
     remainder: bool = False
+    away: float = 0.0
+    stages: int = 2
 
-    def bytes_each(self) -> dict[str, int]:
+    def bytes_each(self) -> dict[str, float]:
         """Bytes a parameter by tensor class; 0 for main parameters that are no copy."""
         main = 0 if self.main == self.param else ITEM_BYTES[self.main]
         if self.remainder:
@@ -36,9 +39,14 @@ class StateDtypes:
             "weights": ITEM_BYTES[self.param],
             "main_params": main,
             "main_grads": ITEM_BYTES[self.grad],
-            "exp_avg": ITEM_BYTES[self.exp_avg],
-            "exp_avg_sq": ITEM_BYTES[self.exp_avg_sq],
+            "exp_avg": _moment_bytes(self.exp_avg),
+            "exp_avg_sq": _moment_bytes(self.exp_avg_sq),
         }
+
+
+def _moment_bytes(dtype: str) -> float:
+    """Of a moment; codes of 8 bits have 2 bytes more a block."""
+    return ITEM_BYTES[dtype] + (2 / CODE_BLOCK if dtype == "fp8" else 0)
 
 
 SHARDED = ("main_params", "exp_avg", "exp_avg_sq")  # by a distributed optimizer (ZeRO-1)
@@ -57,9 +65,23 @@ def bytes_per_parameter(dtypes: StateDtypes, dp: int = 1, distributed_optimizer:
 def state_bytes(
     elements: int, dtypes: StateDtypes, dp: int = 1, distributed_optimizer: bool = False
 ) -> dict[str, int]:
-    """Bytes by tensor class for `elements` stored elements (alignment padding included)."""
+    """Bytes by tensor class for `elements` stored elements (alignment padding included), wherever it is."""
     shards = dp if distributed_optimizer else dtypes.shards
     return {
-        name: size * (-(-elements // shards) if name in SHARDED else elements)
+        name: round(size * (-(-elements // shards) if name in SHARDED else elements))
         for name, size in dtypes.bytes_each().items()
     }
+
+
+def away_bytes(elements: int, dtypes: StateDtypes) -> dict[str, int]:
+    """What of `state_bytes` is in host memory, by tensor class."""
+    own = -(-elements // dtypes.shards)
+    away = round(dtypes.away * own / CODE_BLOCK) * CODE_BLOCK
+    return {name: round(size * away) for name, size in dtypes.bytes_each().items() if name in SHARDED}
+
+
+def stage_bytes(elements: int, dtypes: StateDtypes) -> int:
+    """Room on the device through which states pass that are in host memory."""
+    away, each = sum(away_bytes(elements, dtypes).values()), dtypes.bytes_each()
+    chunk = round(AWAY_CHUNK * sum(each[name] for name in SHARDED))
+    return min(away, dtypes.stages * chunk)

@@ -114,6 +114,11 @@ def collective_s(
     return times * (latency + sent_bytes(kind, num_bytes, ranks) / rate)
 
 
+def round_trip_s(num_bytes: float, bytes_per_s: float, *, overlap: bool) -> float:
+    """Seconds in which `num_bytes` come from host memory and go back there, at once or in turn."""
+    return (1 if overlap else 2) * num_bytes / bytes_per_s
+
+
 def bubble_share(pp: int, vpp: int, num_microbatches: int) -> float:
     """Idle time of a pipeline over its busy time: (pp - 1) / (vpp x microbatches), one-forward-one-backward.
 

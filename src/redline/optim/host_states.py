@@ -31,6 +31,7 @@ class HostStates:
     Attributes:
         buffers: for each chunk its place on the device; several share one stage, so that its states are only
             there inside `run`.
+        stages_bytes: of all stages.
     """
 
     def __init__(self, chunks: Sequence[Buffer], device: torch.device, *, overlap: bool) -> None:
@@ -38,6 +39,7 @@ class HostStates:
         self._travels = [_travelling(chunk) for chunk in chunks]
         self._ahead = min(overlap, len(chunks) - 1) if chunks else 0
         stages = [self._make_stage(device) for _ in range(1 + self._ahead)]
+        self.stages_bytes = sum(each.nbytes for stage in stages for each in stage.values())
         self._staged = [
             {kind: stages[index % len(stages)][kind, host.dtype][: len(host)] for kind, host in held.items()}
             for index, held in enumerate(self._travels)

@@ -38,4 +38,6 @@ def state_dtypes(name: str, precision: PrecisionConfig, optim: OptimConfig) -> S
         exp_avg=exp_avg,
         exp_avg_sq=exp_avg_sq,
         remainder=optim.use_precision_aware_optimizer and name == "bf16",
+        away=optim.offloaded_share,
+        stages=1 + optim.overlap_cpu_optimizer_d2h_h2d,
     )

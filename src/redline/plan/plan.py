@@ -30,6 +30,7 @@ from redline.plan.fp8 import Fp8Plan, plan_fp8
 from redline.plan.grid import RankGrid, make_grid
 from redline.plan.kernels import Conditions, choose_kernels
 from redline.plan.lr import LrSchedule, ScheduleSpec, WeightDecaySchedule
+from redline.plan.optimizer_offload import optimizer_offload_choice
 from redline.plan.recompute import (
     RecomputeCost,
     RecomputeSearch,
@@ -168,6 +169,7 @@ def make_plan(config: RunConfig, hardware: Hardware, vocab_size: int, world_size
         offload_layers=config.recompute.cpu_offloading_num_layers,
     )
     cost = recompute_cost(config, hardware, vocab_size, world_size)
+    memory = training_memory(shape, microbatch, dtypes)
     plan = Plan(
         shape=shape,
         parameters=parameters,
@@ -181,13 +183,14 @@ def make_plan(config: RunConfig, hardware: Hardware, vocab_size: int, world_size
         schedule=plan_schedule(config.optim, config.train, batch),
         evaluation=plan_evaluation(config.train, batch),
         microbatch=microbatch,
-        memory=training_memory(shape, microbatch, dtypes),
+        memory=memory,
         flops=MappingProxyType({name: flops_per_token(shape, seq_length, name) for name in CONVENTIONS}),
         choices=(
             precision,
             *ranks.choices,
             *(fp8.choices if fp8 else ()),
             *offload_choice(config, hardware),
+            *optimizer_offload_choice(config.optim, memory, hardware),
         ),
         search=recompute_search(config, hardware, cost),
         recompute_cost=cost,

@@ -184,6 +184,8 @@ def memory_table(predicted: Mapping[str, Any], measured: Mapping[str, int] | Non
         total = predicted.get("total")
         table.add_section()
         table.add_row("peak", _bytes_or_blank(total), _bytes_or_blank(peak), style="bold")
+    if predicted.get("host"):
+        table.add_row("beside it in host memory", format_bytes(sum(predicted["host"].values())), "")
     return table
 
 

@@ -20,12 +20,12 @@ from redline.units import format_bytes
 
 STATUS, CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 # As formulas/state.py names them.
-STATE_CLASSES: dict[str, Kind] = {
-    "weights": "param",
-    "main_params": "main_param",
-    "main_grads": "main_grad",
-    "exp_avg": "exp_avg",
-    "exp_avg_sq": "exp_avg_sq",
+STATE_CLASSES: dict[str, tuple[Kind, ...]] = {
+    "weights": ("param",),
+    "main_params": ("main_param",),
+    "main_grads": ("main_grad",),
+    "exp_avg": ("exp_avg", "exp_avg_top"),
+    "exp_avg_sq": ("exp_avg_sq", "exp_avg_sq_top"),
 }
 CPU_FAILURE = "DefaultCPUAllocator"
 RESET_PEAK = "5"  # proc(5): writing 5 sets VmHWM back to the current resident size
@@ -88,21 +88,28 @@ def _max_rss() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def measured_memory(meter: MemoryMeter, buffers: FlatBuffers) -> dict[str, int]:
+def measured_memory(meter: MemoryMeter, buffers: FlatBuffers, stages_bytes: int = 0) -> dict[str, int]:
     """The peak by class: what is always held, by the size of its buffers, and what a step adds to it.
+
+    Optimizer states that a GPU has in host memory do not count, but the `stages_bytes` they pass through.
 
     On a GPU also what the allocator keeps in reserve beside the peak. On a CPU the peak is the growth of the
     process, so that "activations and workspace" is what remains of that.
     """
     held: dict[str, int] = {}
     seen: set[int] = set()
-    for name, kind in STATE_CLASSES.items():
+    for name, kinds in STATE_CLASSES.items():
         flats = [
-            buffer.tensors[kind] for buffer in (*buffers.buffers, *buffers.shards) if kind in buffer.tensors
+            flat
+            for buffer in (*buffers.buffers, *buffers.shards)
+            for kind, flat in buffer.tensors.items()
+            if kind in kinds and flat.device.type == meter.device.type
         ]
         found = {flat.untyped_storage().data_ptr(): flat.untyped_storage().nbytes() for flat in flats}
         held[name] = sum(size for place, size in found.items() if place not in seen)
         seen |= found.keys()
+    if stages_bytes:
+        held["optimizer_stages"] = stages_bytes
     peak = meter.peak_bytes()
     held["activations_and_workspace"] = max(0, peak - sum(held.values()))
     if meter.device.type == "cuda":

@@ -81,7 +81,9 @@ def summarize(
             "numpy": version("numpy"),
         },
         extra={
-            "measured_memory": measured_memory(run.meter, state.optimizer.buffers)
+            "measured_memory": measured_memory(
+                run.meter, state.optimizer.buffers, state.optimizer.adam.away.stages_bytes
+            )
             if statistics.steps
             else None,
             "nonfinite_steps": state.nonfinite_steps,

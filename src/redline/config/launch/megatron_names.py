@@ -64,7 +64,7 @@ no-rl-use-sequence-packing no-rl-verify-model-weights-swap no-stream-ckpt-dequan
 no-strict-fsdp-dtensor-load no-tokenizer-sentencepiece-ignore-extra-whitespaces
 no-use-layer-wise-param-layout no-use-tokenizer-model-from-checkpoint-args
 no-yarn-correction-range-round-to-int one-logger-async openai-gelu optimizer-cuda-graph
-output-bert-embeddings overlap-cpu-optimizer-d2h-h2d overlap-dispatch-backward-with-experts-wgrad
+output-bert-embeddings overlap-dispatch-backward-with-experts-wgrad
 perform-rl-step pytorch-profiler-collect-callstack pytorch-profiler-collect-chakra
 pytorch-profiler-collect-shapes qk-clip record-shapes replication retriever-score-scaling
 rl-inference-logprobs-is-correction rl-offload-inference-model-weights-when-idle

@@ -272,6 +272,21 @@ def bf16_gradients_beside_bf16(config: RunConfig) -> Broken:
 
 
 @rule(
+    "moments-in-8-bits",
+    "exp_avg_dtype",
+    "exp_avg_sq_dtype",
+    "fp64",
+    why="codes of 8 bits are cut from fp32 numbers.",
+)
+def moments_in_8_bits(config: RunConfig) -> Broken:
+    o = config.optim
+    coded = [name for name in ("exp_avg_dtype", "exp_avg_sq_dtype") if getattr(o, name) == "fp8"]
+    if not config.precision.fp64 or not coded:
+        return None
+    return f"--{coded[0].replace('_', '-')} fp8 does not go with --fp64.", "leave one of them out."
+
+
+@rule(
     "source-of-weights",
     "finetune",
     "load",
