@@ -38,6 +38,7 @@ SIZES = {
 }
 AWARE = "--use-precision-aware-optimizer"
 MOMENTS = f"{AWARE} --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16"
+CODED = f"{AWARE} --exp-avg-dtype fp8 --exp-avg-sq-dtype fp8"
 STORAGES = {
     "fp32": "",
     "fp32-seed2": "--seed 2",
@@ -45,6 +46,9 @@ STORAGES = {
     "bf16-first": f"{AWARE} --exp-avg-dtype bf16",
     "bf16-moments": MOMENTS,
     "bf16-moments-grads": f"{MOMENTS} --main-grads-dtype bf16",
+    "8-bit-first": f"{AWARE} --exp-avg-dtype fp8",
+    "8-bit-moments": CODED,
+    "8-bit-moments-grads": f"{CODED} --main-grads-dtype bf16",
 }
 
 

@@ -216,6 +216,10 @@ CASES: dict[str, list[tuple[str, str]]] = {
         (f"{AWARE} --main-grads-dtype bf16 --{other}", f"{AWARE} --main-grads-dtype bf16 --bf16")
         for other in ("fp16", "fp32", "fp64")
     ],
+    "moments-in-8-bits": [
+        (f"{AWARE} --{moment}-dtype fp8 --fp64", f"{AWARE} --{moment}-dtype fp8 --bf16")
+        for moment in ("exp-avg", "exp-avg-sq")
+    ],
     "recompute-auto-or-stated": [("--recompute auto --recompute-activations", "--recompute auto")],
     "residual-norm-keeps-its-block": [
         (

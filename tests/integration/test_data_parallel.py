@@ -194,6 +194,30 @@ def test_split_main_parameters_on_ranks(tmp_path: Path) -> None:
     same_bits(found["whole"], found["halves"])
 
 
+def test_moments_in_8_bits_on_ranks(tmp_path: Path) -> None:
+    """Blocks lie within parameter and shard, and noise knows no place: held whole or in shards, same bits."""
+    coded = {
+        "fp64": False, "bf16": True, "train_iters": 4, "use_precision_aware_optimizer": True,
+        "exp_avg_dtype": "fp8", "exp_avg_sq_dtype": "fp8", **SMALL,
+    }  # fmt: skip
+    away = {"optimizer_cpu_offload": True, "optimizer_offload_fraction": 0.4}
+    found = variants_on(
+        2, {"plain": coded, "sharded": {**coded, **SHARDED}, "away": {**coded, **SHARDED, **away}}
+    )
+    same_bits(found["plain"], found["sharded"])
+    same_bits(found["sharded"], found["away"])
+
+
+def test_states_in_host_memory_on_ranks(tmp_path: Path) -> None:
+    """A part of each rank's own shards, or of states that every rank holds: the numbers do not know."""
+    away = {"optimizer_cpu_offload": True, "optimizer_offload_fraction": 0.5, "train_iters": 4, **SMALL}
+    here = {"train_iters": 4, **SMALL}
+    variants = {"here": here, "plain": away, "sharded": {**away, **SHARDED}}
+    found = variants_on(2, variants)
+    same_bits(found["here"], found["plain"])
+    same_bits(found["plain"], found["sharded"])
+
+
 def test_a_rank_holds_what_the_plan_says() -> None:
     """Bytes of parameters, gradients and optimizer states on each of two ranks: within 3 % (alignment)."""
     values = {

@@ -170,6 +170,10 @@ OPTIM = {
     "main_grads_dtype": see(observe.numbers, **AWARE),
     "exp_avg_dtype": see(observe.numbers, value="bf16", **AWARE),
     "exp_avg_sq_dtype": see(observe.numbers, value="bf16", **AWARE),
+    # Where states are changes no number, and on a CPU no byte; test_optimizer_storage.py follows them there.
+    "optimizer_cpu_offload": see(observe.plan),
+    "optimizer_offload_fraction": see(observe.plan, optimizer_cpu_offload=True),
+    "overlap_cpu_optimizer_d2h_h2d": see(observe.plan, optimizer_cpu_offload=True),
     "override_opt_param_scheduler": see(observe.choices, **OTHER_SCHEDULE),
     "use_checkpoint_opt_param_scheduler": see(observe.numbers, **OTHER_SCHEDULE),
 }  # fmt: skip

@@ -27,6 +27,8 @@ VARIANTS = {
     "bf16-grads": "--bf16 --grad-reduce-in-bf16",
     "bf16-storage": "--bf16 --use-precision-aware-optimizer --main-grads-dtype bf16 --exp-avg-dtype bf16 "
     "--exp-avg-sq-dtype bf16",
+    "8-bit moments": "--bf16 --use-precision-aware-optimizer --exp-avg-dtype fp8 --exp-avg-sq-dtype fp8",
+    "offloaded": "--bf16 --optimizer-cpu-offload --optimizer-offload-fraction 0.5",
     "fp16": "--fp16 --initial-loss-scale 1024 --loss-scale-window 2",
     "fp64": "--fp64",
     "cyclic": "--dataloader-type cyclic",

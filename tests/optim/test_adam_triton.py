@@ -22,6 +22,7 @@ RECIPES = {
     "bf16": (torch.bfloat16, torch.float32, torch.float32, None),
     "bf16 gradients": (torch.bfloat16, torch.float32, torch.bfloat16, None),
     "bf16 moments": (torch.bfloat16, torch.float32, torch.float32, torch.bfloat16),
+    "8-bit moments": (torch.bfloat16, torch.float32, torch.float32, torch.uint8),
 }
 STATE = ("param", "main_param", "exp_avg", "exp_avg_sq")
 
@@ -63,9 +64,12 @@ def same_bits(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
 
 
 @pytest.mark.parametrize("clip", [0.0, 1.0])
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", [name for name in RECIPES if name != "8-bit moments"])
 def test_steps_equal_those_of_torch(recipe, clip, kernel_device):
-    """Six steps, some clipped; a few roundings of fp32 a step, or one of the moments' dtype."""
+    """Six steps, some clipped; a few roundings of fp32 a step, or one of the moments' dtype.
+
+    (A last bit of a parameter changes the noise that rounds to 8 bits: tests/kernels compares those.)
+    """
     triton, torch_ = (Run(recipe, impl, kernel_device, clip_grad=clip) for impl in ("triton", "fused"))
     assert (triton.optimizer.adam.choice.ran, torch_.optimizer.adam.choice.ran) == ("triton", "fused")
     for index in range(6):

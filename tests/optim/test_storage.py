@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -66,6 +68,21 @@ def test_a_skipped_step_leaves_both_halves():
     assert all(map(torch.equal, before, after))
 
 
+@pytest.mark.parametrize("impl", ["fused", "reference"])
+def test_moments_in_8_bits_are_near_those_in_fp32(impl):
+    """Four steps, gradients of one size: moments to a step of their code, parameters to half a step of lr."""
+    wide, coded = buffers_of(True), buffers_of(True, torch.uint8)
+    stepped(wide, impl)
+    stepped(coded, impl)
+    for kind, name in itertools.product(("exp_avg", "exp_avg_sq"), wide.views("exp_avg")):
+        want, got = wide.views(kind)[name], coded.views(kind)[name]
+        assert got.dtype == torch.bfloat16
+        # Each of four roundings is off by at most 1/8 of a number that is no larger than the block's top.
+        torch.testing.assert_close(got.float(), want, rtol=0.3, atol=0.06 * want.abs().max().item())
+    for name, want in wide.views("main_param").items():
+        assert (coded.views("main_param")[name] - want).abs().max() < 4 * 1e-2 * 0.5
+
+
 @settings(max_examples=60, derandomize=True, deadline=None)
 @given(st.lists(st.integers(-(2**31), 2**31 - 1), min_size=231, max_size=231))
 def test_any_fp32_value_is_stored_and_given_back(words):
@@ -95,5 +112,10 @@ def test_bytes_of_a_parameter():
     assert bytes_per_parameter(StateDtypes(remainder=True)) == 16
     assert bytes_per_parameter(StateDtypes(remainder=True, **moments)) == 12
     assert bytes_per_parameter(StateDtypes(remainder=True, grad="bf16", **moments)) == 10
+    coded = StateDtypes(remainder=True, grad="bf16", exp_avg="fp8", exp_avg_sq="fp8")
+    assert bytes_per_parameter(coded) == 8 + 2 * 2 / 64
+    buffers = buffers_of(True, torch.uint8, torch.bfloat16)
+    size = buffers.flat("param")[0].numel()
+    assert sum(each.nbytes for each in buffers.buffers[0].tensors.values()) == size * (8 + 2 * 2 / 64)
     found = buffers_of(True, torch.bfloat16, torch.bfloat16).buffers[0].tensors.values()
     assert sum(each.element_size() for each in found) == 10

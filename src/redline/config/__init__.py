@@ -16,7 +16,7 @@ from redline.config.logging import LoggingConfig
 from redline.config.model import ModelConfig
 from redline.config.moe import MoeConfig
 from redline.config.mtp import MtpConfig
-from redline.config.optim import OptimConfig
+from redline.config.optim import OptimConfig, offloaded_share
 from redline.config.overlap import OverlapConfig
 from redline.config.parallel import ParallelConfig
 from redline.config.parse import parse_args
@@ -78,6 +78,7 @@ __all__ = [
     "from_dict",
     "load_toml",
     "needed_by",
+    "offloaded_share",
     "notices",
     "options",
     "parse_args",

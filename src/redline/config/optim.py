@@ -201,7 +201,7 @@ class OptimConfig(Section):
         help="States travel to the device and back while others are updated.",
     )
 
-    @property
-    def offloaded_share(self) -> float:
-        """Share of the optimizer states that is kept in host memory."""
-        return self.optimizer_offload_fraction if self.optimizer_cpu_offload else 0.0
+
+def offloaded_share(optim: OptimConfig) -> float:
+    """Share of the optimizer states that is kept in host memory."""
+    return optim.optimizer_offload_fraction if optim.optimizer_cpu_offload else 0.0

@@ -71,17 +71,18 @@ class HostStates:
             self._up.wait_stream(torch.cuda.current_stream(self._device))
         for index in range(len(self._chunks)):
             if index == 0 or not self._ahead:
-                self._fetch(index)
+                self.bring(index)
             if self._ahead and index + 1 < len(self._chunks):
-                self._fetch(index + 1)
+                self.bring(index + 1)
             if (arrived := self._arrived[index]) is not None:
                 torch.cuda.current_stream(self._device).wait_event(arrived)
             apply(index)
-            self._return(index)
+            self.take_back(index)
         if self._down is not None:
             torch.cuda.current_stream(self._device).wait_stream(self._down)
 
-    def _fetch(self, index: int) -> None:
+    def bring(self, index: int) -> None:
+        """Start the way of a chunk to its stage."""
         with torch.cuda.stream(self._up):
             if self._up is not None and (left := self._left[index % len(self._left)]) is not None:
                 self._up.wait_event(left)
@@ -90,7 +91,8 @@ class HostStates:
             if self._up is not None:
                 self._arrived[index] = self._up.record_event()
 
-    def _return(self, index: int) -> None:
+    def take_back(self, index: int) -> None:
+        """Start its way back, which begins once all queued work on it is done."""
         if self._down is not None:
             self._down.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._down):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from redline.choice import Choice
-from redline.config import OptimConfig, PrecisionConfig
+from redline.config import OptimConfig, PrecisionConfig, offloaded_share
 from redline.formulas.state import StateDtypes
 from redline.hardware import AMPERE, Hardware
 
@@ -38,6 +38,6 @@ def state_dtypes(name: str, precision: PrecisionConfig, optim: OptimConfig) -> S
         exp_avg=exp_avg,
         exp_avg_sq=exp_avg_sq,
         remainder=optim.use_precision_aware_optimizer and name == "bf16",
-        away=optim.offloaded_share,
+        away=offloaded_share(optim),
         stages=1 + optim.overlap_cpu_optimizer_d2h_h2d,
     )

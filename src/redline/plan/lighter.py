@@ -16,12 +16,15 @@ from redline.config import InvalidConfigError, RunConfig, check, value_of, with_
 from redline.config.tree import options_by_field
 from redline.errors import ConfigError
 from redline.formulas.memory import MemoryEstimate
+from redline.formulas.state import SHARDED
 from redline.hardware import Hardware
+from redline.plan.optimizer_offload import travel_s
 from redline.plan.plan import Plan, make_plan
 from redline.units import format_bytes
 
 MOST_TOGETHER = 3
 EXACT, SMALLER_MICROBATCH, ROUNDED_MOMENTS, ROUNDED_GRADIENTS, SHORTER = 0.0, 0.02, 0.03, 0.05, 0.5
+CODED_MOMENTS = 0.04
 Values = Mapping[str, Any]
 UNSTATED = {
     "recompute": "none",
@@ -55,10 +58,15 @@ def lighter_changes(
 ) -> list[Change]:
     """The `count` cheapest changes of `config` with which at most `limit_bytes` are reserved."""
     found: list[Change] = []
-    candidates = list(_candidates(config, plan))
+    seen: set[frozenset[tuple[str, Any]]] = set()
+    candidates = list(_candidates(config, plan, hardware))
     for together in range(1, MOST_TOGETHER + 1):
         for parts in combinations(candidates, together):
-            change = _tried(config, plan, hardware, parts)
+            values = _together(config, [part for part, _ in parts])
+            if frozenset(values.items()) in seen:
+                continue
+            seen.add(frozenset(values.items()))
+            change = _tried(config, plan, hardware, values, sum(extra for _, extra in parts))
             if change is not None and change.reserved_bytes <= limit_bytes:
                 found.append(change)
         if len(found) >= count:
@@ -66,7 +74,7 @@ def lighter_changes(
     return sorted(found, key=lambda change: change.cost)[:count]
 
 
-def _candidates(config: RunConfig, plan: Plan) -> Iterator[tuple[Values, float]]:
+def _candidates(config: RunConfig, plan: Plan, hardware: Hardware) -> Iterator[tuple[Values, float]]:
     """Single changes and their cost beside that of recompute."""
     layers, micro = plan.shape.num_layers, config.train.micro_batch_size
     selective = {**UNSTATED, "recompute_granularity": "selective"}
@@ -74,7 +82,12 @@ def _candidates(config: RunConfig, plan: Plan) -> Iterator[tuple[Values, float]]
         yield {"use_precision_aware_optimizer": True}, EXACT
         moments = {"exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "bf16"}
         yield {"use_precision_aware_optimizer": True, **moments}, ROUNDED_MOMENTS
+        coded = dict.fromkeys(moments, "fp8")
+        yield {"use_precision_aware_optimizer": True, **coded}, CODED_MOMENTS
         yield {"use_precision_aware_optimizer": True, "main_grads_dtype": "bf16"}, ROUNDED_GRADIENTS
+    if (seconds := travel_s(sum(plan.memory.fullest.state[name] for name in SHARDED), hardware)) is not None:
+        microbatches = plan.batch.final_batch_size // (micro * plan.batch.dp)
+        yield {"optimizer_cpu_offload": True}, seconds / (plan.recompute_cost.step_s * microbatches)
     if plan.microbatch.attention == "unfused":
         yield {**selective, "recompute_modules": ("core_attn",)}, 0.0
     yield {**selective, "recompute_modules": ("layernorm", "activation")}, 0.0
@@ -90,16 +103,18 @@ def _candidates(config: RunConfig, plan: Plan) -> Iterator[tuple[Values, float]]
         yield {"seq_length": config.train.seq_length // 2}, SHORTER
 
 
-def _tried(
-    config: RunConfig, plan: Plan, hardware: Hardware, parts: Sequence[tuple[Values, float]]
-) -> Change | None:
-    """The change that these make together; None where they contradict each other or change nothing."""
+def _together(config: RunConfig, parts: Sequence[Values]) -> dict[str, Any]:
+    """What these change together; nothing where they contradict each other."""
     values: dict[str, Any] = {}
-    for part, _ in parts:
+    for part in parts:
         if any(values.get(name, value) != value for name, value in part.items()):
-            return None
+            return {}
         values |= part
-    values = {name: value for name, value in values.items() if value_of(config, name) != value}
+    return {name: value for name, value in values.items() if value_of(config, name) != value}
+
+
+def _tried(config: RunConfig, plan: Plan, hardware: Hardware, values: Values, extra: float) -> Change | None:
+    """The change that these values make; None where they are refused or change nothing."""
     if not values or None in values.values():  # what was stated cannot be taken back by a flag
         return None
     changed = with_values(config, values)
@@ -111,7 +126,7 @@ def _tried(
     lighter = lighter.with_implementation(plan.microbatch.attention, plan.microbatch.fused)
     cost = lighter.recompute_cost.share(lighter.microbatch.recompute, plan.shape.num_layers)
     flags = " ".join(options_by_field()[name].show(value) for name, value in values.items())
-    return Change(flags, lighter.memory.reserved, cost + sum(extra for _, extra in parts))
+    return Change(flags, lighter.memory.reserved, cost + extra)
 
 
 def advice(changes: Sequence[Change]) -> str:

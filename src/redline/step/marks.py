@@ -52,6 +52,8 @@ def marked(step: TrainStep) -> Iterator[None]:
         shadow = _Shadows(undo)
         shadow(optimizer, "step", mark("phase", "optimizer"))
         shadow(optimizer.buffers, "zero_grad", mark("phase", "optimizer"))
+        for way in ("bring", "take_back"):
+            shadow(optimizer.adam.away, way, mark("module", "offload"))
         _mark_model(model, undo, shadow)
         yield
 

@@ -192,19 +192,17 @@ def recompute_units(case: Case) -> Hit | None:
     return None
 
 
-@check("RL307", "memory", "warning", "cpu_offloading")
+@check("RL307", "memory", "warning", "cpu_offloading", "optimizer_cpu_offload")
 def offloading(case: Case) -> Hit | None:
     """Activations or optimizer states travel over PCIe."""
-    use = case.uses("--optimizer-cpu-offload")
-    if not case.config.recompute.cpu_offloading and use is None:
+    at, values = "cpu_offloading", {"cpu_offloading": False, "cpu_offloading_num_layers": 0}
+    if case.config.optim.optimizer_cpu_offload:
+        at, values = "optimizer_cpu_offload", {"optimizer_cpu_offload": False}
+    elif not case.config.recompute.cpu_offloading:
         return None
-    flag = "--cpu-offloading" if case.config.recompute.cpu_offloading else "--optimizer-cpu-offload"
-    values = {"cpu_offloading": False, "cpu_offloading_num_layers": 0}
-    mend = Mend(values=values) if flag == "--cpu-offloading" else Mend(drop=(flag,))
     room = case.setup is not None and case.fits(case.cost)
-    return Hit(
-        at="cpu_offloading" if use is None else flag, words={"flag": flag}, mend=mend if room else Mend()
-    )
+    words = {"flag": f"--{at.replace('_', '-')}"}
+    return Hit(at=at, words=words, mend=Mend(values=values) if room else Mend())
 
 
 @check("RL308", "memory", "warning", "empty_unused_memory_level")

@@ -1,10 +1,11 @@
-"""A step over 2^28 parameters in three storages: 28, 30 and 20 bytes an element read and written."""
+"""A step over 2^28 parameters in four storages: 28, 30, 20 and 16.1 bytes an element read and written."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from redline.kernels.adamw.codes import encode
 from redline.kernels.adamw.op import FlatState, Hyper, adamw_, adamw_hyper
 from redline.kernels.adamw.reference import split_main
 from redline.kernels.bench_case import BenchCase, Provider, twins
@@ -36,12 +37,16 @@ def _torch() -> Provider:
     return step
 
 
-def _case(name: str, bytes_each: int, main: str, moments: torch.dtype) -> BenchCase:
+def _case(name: str, bytes_each: float, main: str, moments: torch.dtype) -> BenchCase:
     def make_inputs(device: torch.device, dtype: torch.dtype) -> tuple[FlatState, Hyper, Tensor]:
         values = torch.randn(SIZE, device=device)
         grad = torch.randn(SIZE, device=device) * 1e-3
-        exp_avg = torch.zeros(SIZE, device=device, dtype=moments)
-        exp_avg_sq = torch.full((SIZE,), 1e-6, device=device, dtype=moments)
+        exp_avg, exp_avg_sq = torch.zeros(SIZE, device=device), torch.full((SIZE,), 1e-6, device=device)
+        tops: list[Tensor] = []
+        if moments == torch.uint8:
+            exp_avg, top = encode(exp_avg, 0, signed=True)
+            exp_avg_sq, top_sq = encode(exp_avg_sq, 0, signed=False)
+            tops = [top, top_sq]
         kept: Tensor | None = values if main == "separate" else None
         param = values.to(dtype)
         if main == "remainder":
@@ -49,7 +54,11 @@ def _case(name: str, bytes_each: int, main: str, moments: torch.dtype) -> BenchC
         hyper = adamw_hyper(
             step=1, lr=[1e-3], weight_decay=[0.1], beta1=BETAS[0], beta2=BETAS[1], eps=EPS, device=device
         )
-        return FlatState(param, grad, exp_avg, exp_avg_sq, kept), hyper, torch.ones((), device=device)
+        return (
+            FlatState(param, grad, exp_avg.to(moments), exp_avg_sq.to(moments), kept, *tops),
+            hyper,
+            torch.ones((), device=device),
+        )
 
     libraries = {"torch": _torch} if main == "none" else {}
     return BenchCase(
@@ -57,7 +66,7 @@ def _case(name: str, bytes_each: int, main: str, moments: torch.dtype) -> BenchC
         name=name,
         make_inputs=make_inputs,
         providers=twins(_fused, _eager, **libraries),
-        bytes_forward=bytes_each * SIZE,
+        bytes_forward=round(bytes_each * SIZE),
         dtype=torch.float32 if main == "none" else torch.bfloat16,
     )
 
@@ -66,4 +75,5 @@ CASES = (
     _case("fp32", 28, "none", torch.float32),
     _case("bf16 + fp32 main", 30, "separate", torch.float32),
     _case("bf16 + remainder, bf16 moments", 20, "remainder", torch.bfloat16),
+    _case("bf16 + remainder, 8-bit moments", 16.125, "remainder", torch.uint8),
 )
