@@ -210,7 +210,8 @@ def saved_by_part(shape: ModelShape, run: MicrobatchShape, batch: Batch) -> Iter
     with Saved(known) as by_mlp:
         z_SBH = layer.mlp(y_SBH, drop.layer(0))
     with Saved(known) as by_head:
-        model.loss(model.final_norm(z_SBH), batch.labels_BS, batch.weights_BS)
+        z_loss = 0.1 if run.z_loss else 0.0
+        model.loss(model.final_norm(z_SBH), batch.labels_BS, batch.weights_BS, z_loss=z_loss)
 
     always = [*batch.tensors(), *turned]
     layers, by = saved_by_layer(shape, run), {"attention": by_attention, "mlp": by_mlp}
@@ -246,9 +247,10 @@ def large_shapes(draw: Callable[..., Any]) -> ModelShape:
     st.integers(1, 3),
     st.integers(160, 220),
     st.booleans(),
+    st.booleans(),
 )
 def test_saved_activations(
-    shape: ModelShape, dtype: str, attention: str, B: int, S: int, segments: bool
+    shape: ModelShape, dtype: str, attention: str, B: int, S: int, segments: bool, z_loss: bool
 ) -> None:
     """What each part keeps for backward, within 1 %."""
     if shape.attention_dropout or segments:  # as the trainer chooses
@@ -260,6 +262,7 @@ def test_saved_activations(
         attention=attention,
         device="cpu",
         segments=segments,
+        z_loss=z_loss,
     )
     for part, predicted, found in saved_by_part(shape, run, make_batch(shape, B, S)):
         assert predicted == pytest.approx(found, rel=0.01), f"{part}: {predicted} predicted, {found} saved"

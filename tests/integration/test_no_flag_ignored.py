@@ -127,7 +127,7 @@ TOKENIZER = {
     "eod_token": see(observe.vocabulary, value="e", tokenizer_model="@tokenizer.json", **CUSTOM),
 }
 TRAIN = {
-    **numbers("train_iters", "seed"),
+    **numbers("train_iters", "seed", "z_loss"),
     "seq_length": see(observe.numbers, value=24),
     "micro_batch_size": see(observe.plan, value=1),
     "global_batch_size": see(observe.numbers, value=8),

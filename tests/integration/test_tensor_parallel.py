@@ -67,7 +67,8 @@ def test_two_ranks(one, tmp_path: Path) -> None:
     B053: under sequence parallelism norms have the same gradients on both ranks.
     """
     layouts = [(model, tp(2, **sp)) for model in (GPT, LLAMA) for sp in ({}, SP)]
-    check(one, tmp_path, 2, [*layouts, (QWEN, tp(2)), (SHARED, tp(2, **SP))])
+    z_loss = {**LLAMA, "z_loss": 0.02}
+    check(one, tmp_path, 2, [*layouts, (QWEN, tp(2)), (SHARED, tp(2, **SP)), (z_loss, tp(2, **SP))])
 
 
 def test_recompute(one, tmp_path: Path) -> None:

@@ -84,6 +84,23 @@ def test_loss_and_gradient_match_float64(
     assert (plain_grad[:, vocab:] == 0).all()
 
 
+@pytest.mark.parametrize("impl", ("triton", "reference"))
+@pytest.mark.parametrize("sharded", (False, True))
+def test_the_z_part_is_told_apart(device, impl, sharded):
+    """It is what the loss has above the loss without; added to what is there, ignored tokens apart."""
+    logits, labels, weights = draw(9, 40, 37, torch.float32, device)
+    plain, spec = LossSpec(vocab_size=37, label_smoothing=0.1), LossSpec(37, 0.1, 0.03)
+    shard = VocabShard(0, 40, lambda x, op: x) if sharded else None
+    total = torch.tensor(1.5, device=device)
+    loss = cross_entropy(logits, labels, spec, weights, shard=shard, z_total=total, impl=impl)
+    part = (exact_loss(logits, labels, spec, weights) - exact_loss(logits, labels, plain, weights)).sum()
+    torch.testing.assert_close(total.double() - 1.5, part, rtol=1e-5, atol=0)
+    same = cross_entropy(logits, labels, spec, weights, shard=shard, impl=impl)
+    assert torch.equal(loss, same) and part > 0.1
+    with pytest.raises(ShapeError, match="z-loss of weight -1"):
+        LossSpec(vocab_size=37, z_loss=-1.0)
+
+
 def test_reference_in_float64_is_exact(device):
     logits, labels, weights = draw(9, 33, 31, torch.float64, device)
     spec = LossSpec(vocab_size=31, label_smoothing=0.2, z_loss=1e-2)
@@ -300,15 +317,15 @@ def test_more_than_2_to_the_31_logits(device):
 @pytest.mark.parametrize("inplace", (False, True))
 def test_compiles_without_a_graph_break(device, inplace):
     logits, labels, weights = draw(4, 50, 48, torch.float32, device)
-    spec = LossSpec(vocab_size=48)
+    spec, totals = LossSpec(vocab_size=48, z_loss=0.01), torch.zeros(2, device=device)
 
-    def run(x):
-        return cross_entropy(x * 2, labels, spec, weights, inplace_grad=inplace).sum()
+    def run(x, total):
+        return cross_entropy(x * 2, labels, spec, weights, inplace_grad=inplace, z_total=total).sum()
 
     eager, traced = logits.clone().requires_grad_(), logits.clone().requires_grad_()
-    run(eager).backward()
-    torch.compile(run, backend="aot_eager", fullgraph=True)(traced).backward()
-    assert torch.equal(eager.grad, traced.grad)
+    run(eager, totals[0]).backward()
+    torch.compile(run, backend="aot_eager", fullgraph=True)(traced, totals[1]).backward()
+    assert torch.equal(eager.grad, traced.grad) and totals[0] == totals[1] > 0
 
 
 def test_bench_case_times_equal_things(device):

@@ -81,6 +81,20 @@ def test_loss_and_gradients_match_float64(
     assert (got[2][vocab:] == 0).all()
 
 
+@pytest.mark.parametrize("impl", ("triton", "reference"))
+def test_the_z_part_is_told_apart(device, impl):
+    """Over chunks, with a gradient and without: what the loss has above the loss without."""
+    x, weight, labels, weights = draw(9, 16, 40, 37, torch.float32, device)
+    spec, total = LossSpec(vocab_size=37, z_loss=0.03), torch.tensor(1.5, device=device)
+    with_z = exact(x, weight, labels, spec, weights)[0]
+    part = with_z - exact(x, weight, labels, LossSpec(vocab_size=37), weights)[0]
+    ours(x, weight, labels, spec, weights, chunk_tokens=4, z_total=total, impl=impl)
+    torch.testing.assert_close(total.double() - 1.5, part, rtol=1e-5, atol=0)
+    with torch.no_grad():
+        linear_cross_entropy(x, weight, labels, spec, weights, z_total=total, impl=impl)
+    torch.testing.assert_close(total.double() - 1.5, 2 * part, rtol=1e-5, atol=0)
+
+
 @pytest.mark.parametrize("scale_dtype", (torch.float32, torch.float64))
 def test_main_grad_is_added_to_and_scaled_by_the_upstream_gradient(device, scale_dtype):
     """Two microbatches in flight, a loss scale as a device scalar, padded rows of main_grad untouched."""
@@ -218,16 +232,19 @@ def test_same_bits_every_run(device):
 @pytest.mark.parametrize("fused_wgrad", (False, True))
 def test_compiles_without_a_graph_break(device, fused_wgrad):
     x, weight, labels, weights = draw(6, 8, 24, 21, torch.float32, device)
-    spec, results = LossSpec(vocab_size=21), []
+    spec, results = LossSpec(vocab_size=21, z_loss=0.01), []
 
-    def run(x, weight, main_grad):
-        return linear_cross_entropy(x * 2, weight, labels, spec, weights, main_grad=main_grad, chunk_tokens=4)
+    def run(x, weight, main_grad, total):
+        how = {"main_grad": main_grad, "chunk_tokens": 4, "z_total": total}
+        return linear_cross_entropy(x * 2, weight, labels, spec, weights, **how)
 
     for fn in (run, torch.compile(run, backend="aot_eager", fullgraph=True)):
         main_grad = torch.zeros_like(weight) if fused_wgrad else None
         a, w = x.clone().requires_grad_(), weight.clone().requires_grad_()
-        fn(a, w, main_grad).backward()
-        results.append((a.grad, main_grad if fused_wgrad else w.grad))
+        total = torch.zeros((), device=device)
+        fn(a, w, main_grad, total).backward()
+        results.append((a.grad, main_grad if fused_wgrad else w.grad, total))
+    assert results[0][2] > 0
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
@@ -248,9 +265,10 @@ def test_bench_case_times_equal_things(device):
 @pytest.mark.parametrize("chunk_tokens", [3, None])
 def test_a_split_head_gives_the_whole_loss(device, chunk_tokens):
     """Shards in turn, three times: for their maxima, for their sums, for the result. One is all padding."""
-    spec, rows = LossSpec(vocab_size=37, label_smoothing=0.1), 16
+    spec, rows = LossSpec(vocab_size=37, label_smoothing=0.1, z_loss=0.02), 16
     x, weight, labels, weights = draw(7, 8, 3 * rows, 37, torch.float32, device)
     said: dict[tuple[str, int], list[torch.Tensor]] = {}
+    totals = torch.zeros(3, device=device)
 
     def run(index: int, final: bool):
         calls = {"max": 0, "sum": 0}
@@ -268,7 +286,9 @@ def test_a_split_head_gives_the_whole_loss(device, chunk_tokens):
 
         part = weight[index * rows : (index + 1) * rows]
         shard = VocabShard(index * rows, rows, all_reduce)
-        return ours(x, part, labels, spec, weights, chunk_tokens=chunk_tokens, shard=shard, impl="triton")
+        totals[index] = 0.0
+        how = {"chunk_tokens": chunk_tokens, "shard": shard, "z_total": totals[index], "impl": "triton"}
+        return ours(x, part, labels, spec, weights, **how)
 
     for index in range(3):
         run(index, False)
@@ -279,5 +299,7 @@ def test_a_split_head_gives_the_whole_loss(device, chunk_tokens):
     loss, dx, dweight = exact(x, weight, labels, spec, weights)
     for each, _, _ in found:
         torch.testing.assert_close(each.double(), loss, rtol=1e-5, atol=1e-5)
+    z_part = loss - exact(x, weight, labels, LossSpec(37, 0.1), weights)[0]
+    torch.testing.assert_close(totals.double(), z_part.expand(3), rtol=1e-4, atol=0)
     torch.testing.assert_close(sum(each[1].double() for each in found), dx, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(torch.cat([each[2].double() for each in found]), dweight, rtol=1e-4, atol=1e-5)

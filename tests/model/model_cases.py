@@ -127,9 +127,9 @@ def make_dropout(shape: ModelShape, batch: Batch, iteration: int = 3, **places: 
     )
 
 
-def run_loss(model: Transformer, batch: Batch, dropout: DropoutState | None = None) -> Tensor:
+def run_loss(model: Transformer, batch: Batch, dropout: DropoutState | None = None, **how: Any) -> Tensor:
     hidden = model(batch.tokens, batch.positions, MaskSpec(), dropout)
-    return model.loss(hidden, batch.labels, batch.weights)
+    return model.loss(hidden, batch.labels, batch.weights, **how)
 
 
 def gradients(model: Transformer) -> dict[str, Tensor]:

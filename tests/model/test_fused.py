@@ -240,6 +240,31 @@ def test_label_smoothing_and_wide_residual_stream(kernel_device):
     assert losses[0] == pytest.approx(exact, rel=0.02) and losses[1] == pytest.approx(exact, rel=0.02)
 
 
+@pytest.mark.parametrize("operators", [WITH_LOGITS, WITHOUT_LOGITS, frozenset()])
+def test_z_loss(operators, kernel_device):
+    """Loss, its part and every gradient, beside autograd of its formula in float64."""
+    shape, weight = case("llama"), 0.02
+    batch = make_batch(shape, device=kernel_device)
+    exact = make_model(shape, torch.float64, kernel_device, main_grad=torch.float64)
+    hidden = exact(batch.tokens, batch.positions, MaskSpec())
+    lse = exact.logits(hidden).logsumexp(-1)
+    part = weight * (lse.square() * batch.weights.T).sum()
+    wanted = exact.loss(hidden, batch.labels, batch.weights) + part
+    wanted.backward()
+    model = make_model(shape, torch.float32, kernel_device, main_grad=torch.float32, ops=fused_ops(operators))
+    total = torch.zeros((), device=kernel_device)
+    loss = run_loss(model, batch, z_loss=weight, z_total=total)
+    loss.backward()
+    torch.testing.assert_close(loss.double(), wanted, rtol=1e-5, atol=0)
+    torch.testing.assert_close(total.double(), part, rtol=1e-5, atol=0)
+    for name, gradient in gradients(exact).items():
+        # fp32 sums of a few hundred terms of the size of the largest gradient
+        scale = gradient.abs().max().item()
+        torch.testing.assert_close(
+            gradients(model)[name].double(), gradient, rtol=1e-4, atol=1e-5 * scale, msg=name
+        )
+
+
 def test_the_head_runs_over_padded_rows(kernel_device, monkeypatch):
     """Cut to the true vocabulary the GEMM is several times slower; padding is left out behind it."""
     widths = []

@@ -20,7 +20,7 @@ MODEL = (
     "--disable-bias-linear --deterministic-mode"
 )
 CASES = {
-    "fused": "--transformer-impl fused --bf16 --hidden-dropout 0.1 --attention-dropout 0",
+    "fused": "--transformer-impl fused --bf16 --hidden-dropout 0.1 --attention-dropout 0 --z-loss 0.01",
     "local": "--transformer-impl local --bf16 --hidden-dropout 0.1 --attention-dropout 0",
     "dropout in attention": "--transformer-impl local --bf16 --attention-dropout 0.1 --hidden-dropout 0",
     "loss scale": "--transformer-impl fused --fp16 --initial-loss-scale 1024 --loss-scale-window 2 "
@@ -40,7 +40,8 @@ def steps(flags: str, cache: Path) -> tuple[list[float], dict[str, torch.Tensor]
     run = open_run(parse_args(words), Environment(cache_dir=cache), lambda line: said.append(str(line)))
     step, batches = run.make_step(), run.batches()
     try:
-        losses = [step(next(batches)).loss for _ in range(run.plan.batch.total_iterations)]
+        outcomes = [step(next(batches)) for _ in range(run.plan.batch.total_iterations)]
+        losses = [outcome.loss + 10 * (outcome.z_loss or 0.0) for outcome in outcomes]
     finally:
         batches.close()
     return losses, {name: tensor.cpu() for name, tensor in run.state.tensors().items()}, said

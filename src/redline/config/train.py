@@ -57,6 +57,13 @@ class TrainConfig(Section):
     train_samples: int | None = flag(
         None, short=True, at_least=1, other=10, excludes="length", help="Samples to train on."
     )
+    z_loss: float = flag(
+        0.0,
+        at_least=0,
+        other=0.1,
+        own=True,
+        help="Weight of the squared log-partition in the training loss; evaluation is without.",
+    )
     seed: int = flag(
         1234,
         short=True,

@@ -41,6 +41,7 @@ class MicrobatchShape:
         fused: the operators that run as Redline's kernels; the others are plain PyTorch.
         recompute: what is dropped in forward and computed again.
         tp, sequence: tensor-parallel ranks, and whether they share the sequence too.
+        z_loss: the loss has a part of the log-partition; only the plain one keeps more for it.
         fp8: GEMMs of the layers keep their input in fp8.
         fp8_weights: elements of the weights that are kept in fp8 too, in both layouts.
         offload_layers: how many layers, from the first, keep what they save in host memory.
@@ -59,6 +60,7 @@ class MicrobatchShape:
     tp: int = 1
     sequence: bool = False
     offload_layers: int = 0
+    z_loss: bool = False
     fp8: bool = False
     fp8_weights: int = 0
 
@@ -216,8 +218,12 @@ def saved_by_head(shape: ModelShape, run: MicrobatchShape) -> tuple[Held, ...]:
             Held("head", "loss", "logits, padded", T * shape.padded_vocab_size * run.item),
             Held("head", "loss", "labels, weights, log-sum-exp, mask", T * (INT64 + 2 * run.wide + BOOL)),
         )
+    # Of a z-loss: where the logits are wide already, they are kept as they are, padded.
+    columns = shape.vocab_size if run.wide > run.item else shape.padded_vocab_size
+    z_part = [Held("head", "loss", "wide logits", T * columns * run.wide)] if run.z_loss else []
     return (
         *norm,
+        *z_part,
         Held("head", "head", "input", T * H * run.item),
         Held("head", "loss", "log probabilities", T * shape.vocab_size * run.wide),
         Held("head", "loss", "labels, weights, mask", T * (INT64 + run.wide + BOOL)),

@@ -17,6 +17,8 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from redline.errors import ShapeError
 
 
@@ -39,6 +41,11 @@ class LossSpec:
             raise ShapeError(
                 f"a vocabulary of {self.vocab_size} entries has no loss.",
                 why="the softmax needs an entry, label smoothing a second one.",
+            )
+        if not self.z_loss >= 0.0:
+            raise ShapeError(
+                f"a z-loss of weight {self.z_loss} is no loss.",
+                why="it would reward a log-partition far from 0.",
             )
         if not 0.0 <= self.label_smoothing < 1.0:
             raise ShapeError(
@@ -64,6 +71,18 @@ class LossSpec:
     def other_share(self) -> float:
         """s / K: the factor of every logit."""
         return self.label_smoothing / max(self.vocab_size - 1, 1)
+
+
+def add_z_part(total: Tensor | None, lse_T: Tensor, weights_T: Tensor | None, z_loss: float) -> None:
+    """Add what the z-loss makes of the tokens' weighted losses to `total`, where somebody wants it.
+
+    Args:
+        total: 0-d, added to in place; not differentiated.
+        lse_T: log-sum-exp of each token, 0 where it takes no part.
+    """
+    if total is not None:
+        squares_T = lse_T.square() if weights_T is None else lse_T.square() * weights_T
+        total.add_(squares_T.sum(), alpha=z_loss)
 
 
 @functools.cache

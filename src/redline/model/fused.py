@@ -227,14 +227,16 @@ def loss_with_logits(
     *,
     vocab_size: int,
     label_smoothing: float,
+    z_loss: float,
+    z_total: Tensor | None,
     linear: Callable[..., Tensor],
     shard: VocabShard | None = None,
 ) -> Tensor:
     """Logits in memory, padded columns left out by the kernel; backward overwrites them by their gradient."""
-    spec = LossSpec(vocab_size, label_smoothing)
+    spec = LossSpec(vocab_size, label_smoothing, z_loss)
     logits_TV = linear(hidden_TH, weight_VH)
     loss_T = cross_entropy(
-        logits_TV, labels_T, spec, weights_T, shard=shard, inplace_grad=True, impl="triton"
+        logits_TV, labels_T, spec, weights_T, shard=shard, inplace_grad=True, z_total=z_total, impl="triton"
     )
     return loss_T.sum()
 
@@ -247,6 +249,8 @@ def loss_without_logits(
     *,
     vocab_size: int,
     label_smoothing: float,
+    z_loss: float,
+    z_total: Tensor | None,
     fuse_wgrad: bool,
     shard: VocabShard | None = None,
     products: HeadProducts | None = None,
@@ -256,7 +260,7 @@ def loss_without_logits(
     With `fuse_wgrad` that of the head goes into main_grad at once, so backward must bring 1 (it checks).
     """
     main_grad = main_grad_of(weight_VH) if fuse_wgrad else None
-    spec = LossSpec(vocab_size, label_smoothing)
+    spec = LossSpec(vocab_size, label_smoothing, z_loss)
     return linear_cross_entropy(
         hidden_TH,
         weight_VH,
@@ -266,6 +270,7 @@ def loss_without_logits(
         main_grad=main_grad,
         shard=shard,
         products=products,
+        z_total=z_total,
         impl="triton",
     )
 

@@ -152,27 +152,38 @@ def head_loss(
     *,
     vocab_size: int,
     label_smoothing: float,
+    z_loss: float,
+    z_total: Tensor | None,
     linear: Callable[..., Tensor],
     shard: VocabShard | None = None,
 ) -> Tensor:
-    """The sum over tokens of weight x cross-entropy, [] in fp32 (fp64 for fp64).
+    """The sum over tokens of weight x (cross-entropy + z-loss), [] in fp32 (fp64 for fp64).
 
     Args:
         weight_VH: of the head; rows from `vocab_size` on are padding.
         labels_T: int64 below `vocab_size`.
         weights_T: float; not differentiated.
+        z_loss: weight of the squared log-partition (PaLM, arXiv 2204.02311, section 5).
+        z_total: [] to which the z-loss part of the sum is added, for the record.
         linear: the GEMM.
         shard: which of the head's rows these are, where the vocabulary is split between ranks.
     """
     if shard is not None:
-        spec = LossSpec(vocab_size, label_smoothing)
+        spec = LossSpec(vocab_size, label_smoothing, z_loss)
         logits_TV = linear(hidden_TH, weight_VH)
         return sharded_cross_entropy(
-            logits_TV, labels_T, spec, weights_T, shard=shard, impl="reference"
+            logits_TV, labels_T, spec, weights_T, shard=shard, z_total=z_total, impl="reference"
         ).sum()
     logits_TV = true_columns(linear(hidden_TH, weight_VH), vocab_size)
     loss_T = cross_entropy(logits_TV, labels_T, label_smoothing=label_smoothing)
-    return (loss_T * weights_T.to(loss_T.dtype)).sum()
+    weights_T = weights_T.to(loss_T.dtype)
+    loss = (loss_T * weights_T).sum()
+    if z_loss:
+        z_part = z_loss * (logits_TV.to(loss_T.dtype).logsumexp(1).square() * weights_T).sum()
+        loss = loss + z_part
+        if z_total is not None:
+            z_total.add_(z_part.detach())
+    return loss
 
 
 def true_columns(logits: Tensor, vocab_size: int) -> Tensor:

@@ -209,8 +209,16 @@ class Transformer(nn.Module):
         logits_SBV = self.tp.all_columns(self.ops.linear(hidden_SBH, self.head_weight))
         return true_columns(logits_SBV, self.shape.vocab_size)
 
-    def loss(self, hidden_SBH: Tensor, labels_BS: Tensor, weights_BS: Tensor) -> Tensor:
-        """The sum over tokens of weight x cross-entropy, a scalar in fp32 (fp64 for fp64).
+    def loss(
+        self,
+        hidden_SBH: Tensor,
+        labels_BS: Tensor,
+        weights_BS: Tensor,
+        *,
+        z_loss: float = 0.0,
+        z_total: Tensor | None = None,
+    ) -> Tensor:
+        """The sum over tokens of weight x (cross-entropy + z-loss), a scalar in fp32 (fp64 for fp64).
 
         A token whose weight is 0 or whose label is negative contributes exactly nothing, to the loss and to
         every gradient, whatever its hidden state holds: it is cut off before the head, for 0 x NaN would
@@ -218,6 +226,9 @@ class Transformer(nn.Module):
         weights, and calls backward on this very scalar: a fused head makes its gradients in forward.
 
         Shapes: [S, B, H] ([S/tp, B, H] with sequence parallelism), int64 [B, S], float [B, S] -> [].
+        Args:
+            z_loss: weight of the squared log-partition (PaLM, arXiv 2204.02311, section 5).
+            z_total: [] to which its part of the sum is added, for the record.
         """
         ignored_SB = ((labels_BS < 0) | (weights_BS == 0)).T
         return self.ops.head_loss(
@@ -227,4 +238,6 @@ class Transformer(nn.Module):
             weights_BS.T.masked_fill(ignored_SB, 0.0).flatten(),
             vocab_size=self.shape.vocab_size,
             label_smoothing=self.label_smoothing,
+            z_loss=z_loss,
+            z_total=z_total,
         )

@@ -166,6 +166,7 @@ def make_plan(config: RunConfig, hardware: Hardware, vocab_size: int, world_size
         fp8_weights=fp8.weights if fp8 else 0,
         fused=choose_kernels(config.kernels, shape, expected).fused,
         recompute=stated_recompute(config),
+        z_loss=config.train.z_loss > 0.0,
         offload_layers=config.recompute.cpu_offloading_num_layers,
     )
     cost = recompute_cost(config, hardware, vocab_size, world_size)

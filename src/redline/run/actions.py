@@ -140,6 +140,8 @@ class RunActions:
         flops = flops_per_packed_token(run.plan.shape, outcome.num_tokens, outcome.attended)
         reached = mfu(flops, tokens_per_s / run.groups.world.size, run.hardware, run.plan.precision)
         extra: dict[str, float | int | str | None] = {}
+        if outcome.z_loss is not None:
+            extra["z_loss"] = outcome.z_loss
         if run.config.data.packing:
             places = outcome.num_samples * run.plan.seq_length
             extra["token_efficiency"] = outcome.num_tokens / places

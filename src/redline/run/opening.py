@@ -104,6 +104,7 @@ class OpenRun:
             seed=train.seed,
             device=self.device,
             empty_cache_level=train.empty_unused_memory_level,
+            z_loss=train.z_loss,
             graph_warmup_steps=None if graph.cuda_graph_impl == "none" else graph.cuda_graph_warmup_steps,
             fp8_stats_interval=self.config.precision.fp8_stats_interval,
             say=self.say,

@@ -11,14 +11,20 @@ from redline.model import DropoutState, Transformer
 
 
 def microbatch_loss(
-    model: Transformer, microbatch: Microbatch, weight: Tensor, dropout: DropoutState | None
+    model: Transformer,
+    microbatch: Microbatch,
+    weight: Tensor,
+    dropout: DropoutState | None,
+    z_loss: float = 0.0,
+    z_total: Tensor | None = None,
 ) -> Tensor:
-    """Sum over the microbatch's tokens of weight x cross-entropy.
+    """Sum over the microbatch's tokens of weight x (cross-entropy + z-loss).
 
     Args:
         microbatch: on the model's device.
         weight: scalar on the device: loss scale / tokens of the whole global batch in training.
         dropout: the keys of this microbatch; None drops nothing.
+        z_loss, z_total: see `Transformer.loss`. Evaluation has neither: its loss is the plain cross-entropy.
 
     Returns: a scalar in fp32 (fp64 under fp64).
     """
@@ -29,7 +35,7 @@ def microbatch_loss(
         mask = MaskSpec(segment_ids_BS=microbatch.segment_ids_BS, window=window)
     hidden_SBH = model(microbatch.tokens_BS, microbatch.positions_BS, mask, dropout)
     weights_BS = microbatch.loss_mask_BS.to(weight.dtype) * weight
-    return model.loss(hidden_SBH, microbatch.labels_BS, weights_BS)
+    return model.loss(hidden_SBH, microbatch.labels_BS, weights_BS, z_loss=z_loss, z_total=z_total)
 
 
 def wide_dtype(model: Transformer) -> torch.dtype:

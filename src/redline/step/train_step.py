@@ -26,13 +26,14 @@ class StepOutcome:
     """What a step did.
 
     Attributes:
-        loss: mean over the loss-bearing tokens of the global batch.
+        loss: mean cross-entropy over the loss-bearing tokens of the global batch.
         lr: the learning rate it used.
         num_samples, num_tokens: sequences and tokens it ran, on all ranks (masked tokens included: they cost
             the same; what pads packed samples is left out).
         attended: the scores of its attention, from the lengths of samples or of packed documents.
         time_s: wall time, the wait for the device included.
         wait_s: before it, for its data.
+        z_loss: what the z-loss added to that mean; None without one.
         own_s: of it, forward and backward without waits for other ranks; None where nobody asked.
         result: of the optimizer.
     """
@@ -45,6 +46,7 @@ class StepOutcome:
     time_s: float
     result: StepResult
     wait_s: float = 0.0
+    z_loss: float | None = None
     own_s: float | None = None
 
 
@@ -62,6 +64,7 @@ class TrainStep:
         progress: learns which part of the step this rank has begun.
         graph_warmup_steps: record a microbatch as a CUDA graph after so many steps; None: never.
         say: told when that is done, and when a GEMM returns from fp8 to bf16.
+        z_loss: weight of the squared log-partition in the loss that is trained on.
         fp8_stats_interval: steps between those that count what casts to fp8 lose; None: never.
     """
 
@@ -76,6 +79,7 @@ class TrainStep:
         dp: Group | None = None,
         progress: Progress | None = None,
         graph_warmup_steps: int | None = None,
+        z_loss: float = 0.0,
         fp8_stats_interval: int | None = None,
         say: Callable[[str], object] = lambda _: None,
     ) -> None:
@@ -86,6 +90,9 @@ class TrainStep:
         shape = state.shape
         drops = shape.hidden_dropout > 0 or shape.attention_dropout > 0
         self._dropout_keys = dropout_keys(seed, shape.num_layers, device) if drops else None
+        self._z_loss, self._z_total = z_loss, None
+        if z_loss:  # one place for all steps: a CUDA graph writes where it was recorded to
+            self._z_total = torch.zeros((), dtype=wide_dtype(state.model), device=device)
         self.work: tuple[int, Attended] | None = None  # tokens and scores of the newest step
         self._graph = None
         if graph_warmup_steps is not None:
@@ -111,8 +118,10 @@ class TrainStep:
         if progress.pace is not None:
             progress.pace.stops()
         optimizer.ranks.reducer.finish()
+        parts = loss if self._z_total is None else torch.stack((loss, self._z_total))
         if self._dp.handle is not None:
-            dist.all_reduce(loss, group=self._dp.handle)
+            dist.all_reduce(parts, group=self._dp.handle)
+        parts = parts / optimizer.loss_scale.scale
         self._free_cache(1)
 
         progress.begins("optimizer step")
@@ -122,7 +131,7 @@ class TrainStep:
             lr,
             self.schedules.weight_decay(at),
             decoupled_lr=self.schedules.decoupled_lr(at),
-            loss=loss / optimizer.loss_scale.scale,
+            loss=parts if self._z_total is None else parts[0],
         )
         if state.fp8 is not None:
             for line in state.fp8.step():
@@ -135,9 +144,11 @@ class TrainStep:
         self.work = num_tokens, Attended(*scores)
         self._advance(result, num_samples, num_counted)
         assert result.loss is not None
+        z_loss = None if self._z_total is None else parts[1].item()
         took = time.perf_counter() - started
         own_s = None if progress.pace is None else progress.pace.worked_s()
-        return StepOutcome(result.loss, lr, num_samples, *self.work, took, result, own_s=own_s)
+        entropy = result.loss - (z_loss or 0.0)
+        return StepOutcome(entropy, lr, num_samples, *self.work, took, result, z_loss=z_loss, own_s=own_s)
 
     def _count_tokens(self, microbatches: Sequence[Microbatch]) -> Tensor:
         """Of the whole global batch: tokens that count in the loss, all tokens, `Attended`; int64 [4]."""
@@ -154,6 +165,8 @@ class TrainStep:
     def _accumulate(self, microbatches: Sequence[Microbatch], weight: Tensor) -> Tensor:
         """Forward and backward of each microbatch; returns the scaled loss, on the device."""
         dtype = wide_dtype(self.state.model)
+        if self._z_total is not None:
+            self._z_total.zero_()
         total = torch.zeros((), dtype=dtype, device=self.device)
         weight = weight.to(dtype)
         iteration = torch.full((), self.state.iteration, dtype=torch.int64, device=self.device)
@@ -171,7 +184,8 @@ class TrainStep:
 
     def _microbatch(self, batch: Microbatch, weight: Tensor, iteration: Tensor) -> Tensor:
         """Forward and backward of one microbatch on the device; returns its share of the loss."""
-        loss = microbatch_loss(self.state.model, batch, weight, self._dropout(batch, iteration))
+        z = self._z_loss, self._z_total
+        loss = microbatch_loss(self.state.model, batch, weight, self._dropout(batch, iteration), *z)
         loss.backward()
         return loss.detach()
 

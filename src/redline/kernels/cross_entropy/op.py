@@ -28,7 +28,7 @@ from redline.kernels.cross_entropy.reference import (
     gradient_reference,
     statistics_reference,
 )
-from redline.kernels.loss_spec import LossSpec
+from redline.kernels.loss_spec import LossSpec, add_z_part
 
 AllReduce = Callable[[Tensor, Literal["max", "sum"]], Tensor]
 
@@ -58,6 +58,7 @@ def cross_entropy(
     *,
     shard: VocabShard | None = None,
     inplace_grad: bool = False,
+    z_total: Tensor | None = None,
     impl: Impl = "auto",
 ) -> Tensor:
     """Weighted loss of each token.
@@ -69,6 +70,7 @@ def cross_entropy(
         weights_T: [T], or None for 1; not differentiated. Weight 0: the token takes no part.
         inplace_grad: let backward overwrite the logits with their gradient. They must not be read after
             backward, and a second backward is refused.
+        z_total: 0-d, to which the z-loss part of the losses is added, for the record.
 
     Returns: loss_T [T], fp32 (fp64 for fp64 logits); exactly 0, with gradient 0, where a token takes no part.
     Raises: ShapeError on shapes that do not fit; ConfigError when impl="triton" cannot run.
@@ -83,12 +85,12 @@ def cross_entropy(
         )
     if shard is not None:
         loss_T: Tensor = apply(
-            ShardedCrossEntropyFn, logits_TV, labels_T, weights_T, spec, shard, inplace_grad, fused
+            ShardedCrossEntropyFn, logits_TV, labels_T, weights_T, spec, shard, inplace_grad, fused, z_total
         )
     elif fused:
-        loss_T = apply(CrossEntropyFn, logits_TV, labels_T, weights_T, spec.as_args, inplace_grad)
+        loss_T = apply(CrossEntropyFn, logits_TV, labels_T, weights_T, spec.as_args, inplace_grad, z_total)
     else:
-        loss_T = cross_entropy_reference(logits_TV, labels_T, spec, weights_T)
+        loss_T = cross_entropy_reference(logits_TV, labels_T, spec, weights_T, z_total)
     return loss_T
 
 
@@ -180,19 +182,21 @@ class CrossEntropyFn(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, logits: Tensor, labels: Tensor, weights: Tensor | None,
-        spec: tuple[int, float, float], inplace: bool,
+        spec: tuple[int, float, float], inplace: bool, z_total: Tensor | None,
     ) -> Tensor:  # fmt: skip
         logits, labels = as_rows(logits), labels.contiguous()
         weights = None if weights is None else weights.contiguous()
         outputs: tuple[Tensor, Tensor] = _loss(logits, labels, weights, *spec)
         ctx.save_for_backward(logits, labels, weights, outputs[1])
         ctx.spec, ctx.inplace, ctx.spent = spec, inplace, False
+        if z_total is not None:
+            add_z_part(z_total, outputs[1], weights, spec[2])
         return outputs[0]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        return _fused_gradient(ctx, upstream, 0), None, None, None, None
+        return _fused_gradient(ctx, upstream, 0), None, None, None, None, None
 
 
 class ShardedCrossEntropyFn(torch.autograd.Function):
@@ -201,7 +205,7 @@ class ShardedCrossEntropyFn(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, logits: Tensor, labels: Tensor, weights: Tensor | None,
-        spec: LossSpec, shard: VocabShard, inplace: bool, fused: bool,
+        spec: LossSpec, shard: VocabShard, inplace: bool, fused: bool, z_total: Tensor | None,
     ) -> Tensor:  # fmt: skip
         logits, labels = as_rows(logits), labels.contiguous()
         weights = None if weights is None else weights.contiguous()
@@ -210,6 +214,7 @@ class ShardedCrossEntropyFn(torch.autograd.Function):
         else:
             stats_4T = statistics_reference(logits, labels, weights, spec, shard.start)
         loss, lse = combine_shards(stats_4T, labels, weights, spec, shard.all_reduce)
+        add_z_part(z_total, lse, weights, spec.z_loss)
         ctx.save_for_backward(logits, labels, weights, lse)
         ctx.spec, ctx.start, ctx.fused = spec.as_args, shard.start, fused
         ctx.inplace, ctx.spent = inplace and fused, False
@@ -224,7 +229,7 @@ class ShardedCrossEntropyFn(torch.autograd.Function):
             logits, labels, weights, lse = ctx.saved_tensors
             spec = LossSpec(*ctx.spec)
             grad = gradient_reference(logits, labels, weights, lse, upstream, spec, ctx.start)
-        return grad, None, None, None, None, None, None
+        return grad, *(None,) * 7
 
 
 def combine_shards(

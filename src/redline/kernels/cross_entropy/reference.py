@@ -6,13 +6,20 @@ import torch
 from torch import Tensor
 
 from redline.kernels.common import compute_dtype
-from redline.kernels.loss_spec import LossSpec
+from redline.kernels.loss_spec import LossSpec, add_z_part
 
 
 def cross_entropy_reference(
-    logits_TV: Tensor, labels_T: Tensor, spec: LossSpec, weights_T: Tensor | None = None
+    logits_TV: Tensor,
+    labels_T: Tensor,
+    spec: LossSpec,
+    weights_T: Tensor | None = None,
+    z_total: Tensor | None = None,
 ) -> Tensor:
-    """Weighted loss of each token, [T]; fp32, or fp64 for fp64 logits. See loss_spec.py for the formula."""
+    """Weighted loss of each token, [T]; fp32, or fp64 for fp64 logits. See loss_spec.py for the formula.
+
+    The z-loss part of them is added to `z_total`, where there is one.
+    """
     active_T = labels_T >= 0
     if weights_T is not None:
         active_T = active_T & (weights_T != 0)
@@ -21,6 +28,7 @@ def cross_entropy_reference(
     label_T = torch.where(active_T, labels_T, 0)
     known_T = label_T < spec.vocab_size
     lse_T = x_TV.logsumexp(1)
+    add_z_part(z_total, torch.where(active_T, lse_T.detach(), 0.0), weights_T, spec.z_loss)
     label_logit_T = x_TV.gather(1, torch.where(known_T, label_T, 0)[:, None])[:, 0]
     loss_T = lse_T - spec.label_share * label_logit_T + spec.z_loss * lse_T.square()
     if spec.other_share:

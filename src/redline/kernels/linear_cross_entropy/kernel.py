@@ -31,8 +31,8 @@ MAX_WARPS = 32
 @launchable
 @triton.jit
 def _loss_and_gradient_kernel(
-    logits_ptr, labels_ptr, weights_ptr, grad_scale_ptr, loss_ptr, row_stride, num_columns, vocab_size,
-    label_share, other_share, z_loss,
+    logits_ptr, labels_ptr, weights_ptr, grad_scale_ptr, loss_ptr, lse_ptr, row_stride, num_columns,
+    vocab_size, label_share, other_share, z_loss,
     SMOOTHED: tl.constexpr, WEIGHTED: tl.constexpr, SCALED: tl.constexpr, WRITE_GRADIENT: tl.constexpr,
     LANES: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
@@ -41,6 +41,7 @@ def _loss_and_gradient_kernel(
     row_ptr = logits_ptr + row * row_stride
     COLUMNS: tl.constexpr = LANES * WIDTH // 2  # half of the first walk's tile: it needs more registers
     loss = 0.0
+    lse = 0.0
     if weight != 0.0:
         target = label_logit(row_ptr, label, 0, vocab_size, vocab_size)
         peak, total, logit_sum = row_statistics(row_ptr, num_columns, vocab_size, SMOOTHED, LANES, WIDTH)
@@ -69,19 +70,24 @@ def _loss_and_gradient_kernel(
             zero = tl.zeros([COLUMNS], logits_ptr.dtype.element_ty)
             tl.store(row_ptr + column, zero, mask=column < num_columns, cache_modifier=".cs")
     tl.store(loss_ptr + row, loss)
+    if lse_ptr is not None:
+        tl.store(lse_ptr + row, lse)
 
 
 def loss_and_gradient(
     logits_CV: Tensor, labels_C: Tensor, weights_C: Tensor | None, grad_scale: Tensor | None,
-    loss_C: Tensor, spec: LossSpec, write_gradient: bool,
+    loss_C: Tensor, lse_C: Tensor | None, spec: LossSpec, write_gradient: bool,
 ) -> None:  # fmt: skip
-    """Fill loss_C (fp32); with `write_gradient` overwrite the logits by grad_scale x d loss / d logits."""
+    """Fill loss_C, and lse_C where it is wanted (fp32).
+
+    With `write_gradient` the logits are overwritten by grad_scale x d loss / d logits.
+    """
     rows, columns = logits_CV.shape
     tiles = row_tiles(columns, logits_CV.dtype, MAX_WARPS)
     with on_device_of(logits_CV):
         _loss_and_gradient_kernel[(rows,)](
-            logits_CV, labels_C, weights_C, grad_scale, loss_C, logits_CV.stride(0), columns, spec.vocab_size,
-            spec.label_share, spec.other_share, spec.z_loss,
+            logits_CV, labels_C, weights_C, grad_scale, loss_C, lse_C, logits_CV.stride(0), columns,
+            spec.vocab_size, spec.label_share, spec.other_share, spec.z_loss,
             SMOOTHED=spec.label_smoothing != 0.0, WEIGHTED=weights_C is not None,
             SCALED=grad_scale is not None, WRITE_GRADIENT=write_gradient,
             LANES=tiles.lanes, WIDTH=tiles.width, num_warps=tiles.num_warps,

@@ -37,7 +37,7 @@ from redline.kernels.cross_entropy import VocabShard
 from redline.kernels.linear_cross_entropy.accumulate import accumulate
 from redline.kernels.linear_cross_entropy.reference import linear_cross_entropy_reference
 from redline.kernels.linear_cross_entropy.sharded import launch_sharded
-from redline.kernels.loss_spec import LossSpec, loss_spec
+from redline.kernels.loss_spec import LossSpec, add_z_part, loss_spec
 from redline.units import GIB
 
 LOGITS_BYTES = GIB
@@ -82,6 +82,7 @@ def linear_cross_entropy(
     chunk_tokens: int | None = None,
     shard: VocabShard | None = None,
     products: HeadProducts | None = None,
+    z_total: Tensor | None = None,
     impl: Impl = "auto",
 ) -> Tensor:
     """Weighted sum of the tokens' losses.
@@ -98,6 +99,7 @@ def linear_cross_entropy(
         chunk_tokens: tokens a chunk; None for the size argued above.
         shard: the rows of the head that this rank holds; the gradient of the hidden states is then this
             rank's part of a sum over the ranks. By the kernels only.
+        z_total: 0-d, to which the z-loss part of the result is added, for the record.
 
     Returns: 0-d, fp32 (fp64 for fp64 input). Workspace: chunk_tokens x V logits.
     Raises: ShapeError on shapes that do not fit; ConfigError when impl="triton" cannot run; RuntimeError in
@@ -108,7 +110,7 @@ def linear_cross_entropy(
         alone = shard is None and products is None
         require(alone, "linear_cross_entropy: shares and products of the head are taken by the kernels only.")
         weight_VH = accumulate_into(weight_VH, main_grad)
-        return linear_cross_entropy_reference(hidden_TH, weight_VH, labels_T, spec, weights_T)
+        return linear_cross_entropy_reference(hidden_TH, weight_VH, labels_T, spec, weights_T, z_total)
     record = torch.is_grad_enabled()
     needs = record and hidden_TH.requires_grad, record and weight_VH.requires_grad
     if chunk_tokens is None:
@@ -116,7 +118,7 @@ def linear_cross_entropy(
         chunk_tokens = default_chunk_tokens(len(hidden_TH), columns, hidden_TH.itemsize)
     loss: Tensor = apply(
         LinearCrossEntropyFn, hidden_TH, weight_VH, labels_T, weights_T, main_grad if needs[1] else None,
-        grad_scale, spec.as_args, chunk_tokens, needs, shard, products,
+        grad_scale, spec.as_args, chunk_tokens, needs, shard, products, z_total,
     )  # fmt: skip
     return loss
 
@@ -146,10 +148,13 @@ def _check(
 
 def _launch(
     hidden: Tensor, weight: Tensor, labels: Tensor, weights: Tensor | None, main_grad: Tensor | None,
-    grad_scale: Tensor | None, vocab_size: int, smoothing: float, z_loss: float,
+    grad_scale: Tensor | None, lse_T: Tensor | None, vocab_size: int, smoothing: float, z_loss: float,
     chunk_tokens: int, needs_hidden: bool, needs_weight: bool, products: HeadProducts | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """(loss_T fp32, gradient of hidden, gradient of weight); empty where not needed or in main_grad."""
+    """(loss_T fp32, gradient of hidden, gradient of weight); empty where not needed or in main_grad.
+
+    The log-sum-exp of the tokens is written to lse_T, where it is given.
+    """
     from redline.kernels.linear_cross_entropy.kernel import loss_and_gradient
 
     spec = loss_spec(vocab_size, smoothing, z_loss)
@@ -175,7 +180,7 @@ def _launch(
             products.logits(hidden_CH, logits_CV)
         loss_and_gradient(
             rows_CV, labels[chunk], None if weights is None else weights[chunk], grad_scale,
-            loss_T[chunk], spec, needs_hidden or needs_weight,
+            loss_T[chunk], None if lse_T is None else lse_T[chunk], spec, needs_hidden or needs_weight,
         )  # fmt: skip
         if needs_hidden and products is None:
             torch.mm(logits_CV, used_VH, out=dhidden_TH[chunk])
@@ -188,7 +193,7 @@ def _launch(
 
 
 def _fake(
-    hidden: Tensor, weight: Tensor, labels: Tensor, weights: Any, main_grad: Any, grad_scale: Any,
+    hidden: Tensor, weight: Tensor, labels: Tensor, weights: Any, main_grad: Any, grad_scale: Any, lse: Any,
     vocab_size: int, smoothing: float, z_loss: float,
     chunk_tokens: int, needs_hidden: bool, needs_weight: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
@@ -202,8 +207,8 @@ def _fake(
 
 _forward = operator(
     "linear_cross_entropy(Tensor hidden, Tensor weight, Tensor labels, Tensor? weights,"
-    " Tensor(a!)? main_grad, Tensor? grad_scale, int vocab_size, float smoothing, float z_loss,"
-    " int chunk_tokens, bool needs_hidden, bool needs_weight) -> (Tensor, Tensor, Tensor)",
+    " Tensor(a!)? main_grad, Tensor? grad_scale, Tensor(b!)? lse, int vocab_size, float smoothing,"
+    " float z_loss, int chunk_tokens, bool needs_hidden, bool needs_weight) -> (Tensor, Tensor, Tensor)",
     _launch,
     _fake,
 )
@@ -217,15 +222,19 @@ class LinearCrossEntropyFn(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, weights: Tensor | None,
         main_grad: Tensor | None, grad_scale: Tensor | None,
         spec: tuple[int, float, float], chunk_tokens: int, needs: tuple[bool, bool],
-        shard: VocabShard | None, products: HeadProducts | None,
+        shard: VocabShard | None, products: HeadProducts | None, z_total: Tensor | None,
     ) -> Tensor:  # fmt: skip
         tensors = hidden, weight, labels, weights, main_grad, grad_scale
+        lse_T = None if z_total is None else hidden.new_empty(len(hidden), dtype=torch.float32)
         if products is not None:
-            loss_T, dhidden, dweight = _launch(*tensors, *spec, chunk_tokens, *needs, products)
+            loss_T, dhidden, dweight = _launch(*tensors, lse_T, *spec, chunk_tokens, *needs, products)
         elif shard is None:
-            loss_T, dhidden, dweight = _forward(*tensors, *spec, chunk_tokens, *needs)
+            loss_T, dhidden, dweight = _forward(*tensors, lse_T, *spec, chunk_tokens, *needs)
         else:
-            loss_T, dhidden, dweight = launch_sharded(*tensors, loss_spec(*spec), shard, chunk_tokens, needs)
+            how = loss_spec(*spec), shard, chunk_tokens, needs
+            loss_T, dhidden, dweight = launch_sharded(*tensors, lse_T, *how)
+        if z_total is not None and lse_T is not None:
+            add_z_part(z_total, lse_T, weights, spec[2])
         ctx.save_for_backward(dhidden, dweight, grad_scale)
         ctx.needs, ctx.in_main_grad, ctx.spent = needs, main_grad is not None, False
         total: Tensor = loss_T.sum()
@@ -256,5 +265,5 @@ class LinearCrossEntropyFn(torch.autograd.Function):
         return (
             dhidden if ctx.needs[0] else None,
             dweight if returns_weight else None,
-            None, None, None, None, None, None, None, None, None,
-        )  # fmt: skip
+            *(None,) * 10,
+        )

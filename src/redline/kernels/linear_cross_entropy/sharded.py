@@ -18,7 +18,8 @@ from redline.kernels.loss_spec import LossSpec
 
 def launch_sharded(
     hidden: Tensor, weight: Tensor, labels: Tensor, weights: Tensor | None, main_grad: Tensor | None,
-    grad_scale: Tensor | None, spec: LossSpec, shard: VocabShard, chunk_tokens: int, needs: tuple[bool, bool],
+    grad_scale: Tensor | None, lse_T: Tensor | None, spec: LossSpec, shard: VocabShard, chunk_tokens: int,
+    needs: tuple[bool, bool],
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """As the launcher of op.py: (loss_T fp32, gradient of hidden, of weight), empty where not needed.
 
@@ -46,6 +47,8 @@ def launch_sharded(
             logits_CV, *tokens, shard.start, spec.vocab_size, spec.label_smoothing, spec.z_loss
         )
         loss_T[chunk], lse_C = combine_shards(stats_4C, *tokens, spec, shard.all_reduce)
+        if lse_T is not None:
+            lse_T[chunk] = lse_C
         if needs_hidden or needs_weight:
             gradient_(logits_CV, *tokens, lse_C, scale.expand(len(lse_C)), shard.start, *spec.as_args)
         if needs_hidden:
