@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import pickle
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -45,21 +47,33 @@ def fail() -> None:
     raise ValueError("a page of the data is torn")
 
 
-def misbehaving(folder: Path, at_step_3: Callable[[], None]) -> Callable[[Environment], Any]:
-    """A run whose second rank does that when it prepares step 3."""
+def wait_in_a_library() -> None:
+    """Told to end soon after, and as unable to as a process that waits for a GPU: no Python runs any more."""
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    library, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+    library.pthread_mutex_lock(mutex)
+    library.pthread_mutex_lock(mutex)
+
+
+def misbehaving(
+    folder: Path, at_step_3: Callable[[], None], first: Callable[[], None] | None = None, **more: Any
+) -> Callable[[Environment], Any]:
+    """A run whose second rank does that when it prepares step 3, and perhaps the first one something else."""
 
     def work(environment: Environment) -> Any:
         read = Source.batch
+        does = (first, at_step_3)[environment.rank]
 
         def batch(source: Source, start: int, count: int) -> Microbatch:
-            if environment.rank == 1 and start >= STEP_3:
-                at_step_3()
+            if does is not None and start >= STEP_3:
+                does()
             return read(source, start, count)
 
         Source.batch = batch  # type: ignore[method-assign]
         try:
             record = {"flight_recorder_dump_path": str(folder.parent / "record")}
-            values = parsed({**VALUES, **record, "save": str(folder)})
+            values = parsed({**VALUES, **record, **more, "save": str(folder)})
             train_opened(open_run(values, environment, lambda _: None), 0.0)
         except RedlineError as error:
             os.write(2, f"{error}\n".encode())
@@ -68,10 +82,16 @@ def misbehaving(folder: Path, at_step_3: Callable[[], None]) -> Callable[[Enviro
     return work
 
 
-def ends(folder: Path, at_step_3: Callable[[], None], within_s: float) -> tuple[list[int], list[str]]:
+def ends(
+    folder: Path,
+    at_step_3: Callable[[], None],
+    within_s: float,
+    first: Callable[[], None] | None = None,
+    **more: Any,
+) -> tuple[list[int], list[str]]:
     """Exit codes and last words of two ranks, after which the checkpoint of step 2 is whole."""
     started = time.monotonic()
-    codes, said = fork_ranks(2, misbehaving(folder, at_step_3))
+    codes, said = fork_ranks(2, misbehaving(folder, at_step_3, first, **more))
     assert time.monotonic() - started < within_s
     found = find_latest(folder / "checkpoints", verify=True).folder
     assert found is not None and found.name == "iter_0000002"
@@ -91,6 +111,14 @@ def test_b117_a_rank_that_hangs_is_named(tmp_path: Path) -> None:
 
 def test_a_rank_that_dies_is_named(tmp_path: Path) -> None:
     codes, said = ends(tmp_path / "run", die, within_s=LIMIT_S + 40)
+    assert codes == [1, -signal.SIGKILL]
+    assert "rank 1 at step 3, preparing data, no longer answers" in said[0], said
+
+
+def test_a_rank_that_dies_is_named_by_one_that_cannot_stop_waiting_for_it(tmp_path: Path) -> None:
+    """As over NCCL: the launcher tells the other rank to end, which hears it in the library it waits in."""
+    more = {"hang_timeout_seconds": 300.0}
+    codes, said = ends(tmp_path / "run", die, within_s=60, first=wait_in_a_library, **more)
     assert codes == [1, -signal.SIGKILL]
     assert "rank 1 at step 3, preparing data, no longer answers" in said[0], said
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -98,6 +101,34 @@ def test_a_failure_names_the_rank_and_its_cause_once(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stderr.count("--save run is a file") == 1
     assert "of 2 failed first" in done.stderr and "Traceback" not in done.stdout
+
+
+@pytest.mark.long
+def test_the_ranks_left_say_which_one_was_killed_and_where(tmp_path: Path) -> None:
+    """A launcher ends them at once; they look who is gone before they go."""
+    words = f"{TINY} --train-iters 5000 --save run --nproc-per-node 2".split()
+    job = subprocess.Popen(
+        [sys.executable, "-m", "redline", "train", *words],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "PYTHONPATH": SOURCE, "XDG_CACHE_HOME": str(tmp_path / "cache")},
+    )
+    metrics, deadline = tmp_path / "run" / "metrics.jsonl", time.monotonic() + 120
+    while time.monotonic() < deadline and not (metrics.exists() and metrics.stat().st_size > 3000):
+        time.sleep(0.2)
+    os.kill(max(children_of(job.pid)), signal.SIGKILL)
+    _, said = job.communicate(timeout=60)
+    assert job.returncode == 1
+    assert re.search(r"rank 1 at step \d+, .*, no longer answers", said), said
+    assert "rank 1 of 2 failed first" in said and "by signal 9" in said
+
+
+def children_of(parent: int) -> list[int]:
+    """Processes whose parent that is: fields 1 and 4 of proc(5)'s stat."""
+    stats = [path.read_text().rsplit(")", 1) for path in Path("/proc").glob("[0-9]*/stat")]
+    return [int(head.split()[0]) for head, rest in stats if int(rest.split()[1]) == parent]
 
 
 SHARDED = {"use_distributed_optimizer": True, "ddp_bucket_size": 3000}

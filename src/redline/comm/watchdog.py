@@ -5,7 +5,8 @@ beat that shows that the process lives. It ends its own process, whatever the ma
 
     its rank has begun nothing new for longer than the limit,
     another rank's beat has stood still for longer than the limit (rank 0 watches, and tells all),
-    another rank has reported its failure.
+    another rank has reported its failure,
+    it is told to end (a launcher that has lost a rank does so), cannot, and another rank's beat stands still.
 
 What it says names the rank that is behind, its step and its operation. Two limits hold: a patient one for the
 start up to the end of the first step, evaluations and saves, and a steady one for everything else.
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -28,6 +30,8 @@ from redline.comm.progress import Progress
 from redline.errors import RedlineError, TrainingError
 
 POLL_S = 0.5
+BEATS = 3  # polls without a beat after which a rank is taken for dead where a collective has failed
+TOLD_BEATS = 10  # the same where this rank was told to end, and for as long has not got to it
 RECORD_S = 5.0  # for the record of a job that breaks
 STDERR = 2
 FAILURE = "failure"
@@ -79,11 +83,13 @@ class Watchdog:
         self._over = threading.Event()
         self._beats: dict[int, tuple[int, float]] = {}
         self._beat = 0
+        self._signals = _Signals()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def __enter__(self) -> Watchdog:
         if self._store is not None:
             self._tell()
+            self._signals.listen()
             self._thread.start()
         return self
 
@@ -93,6 +99,7 @@ class Watchdog:
         self._over.set()
         if self._thread.is_alive():
             self._thread.join()
+        self._signals.close()
 
     def report(self, error: BaseException) -> None:
         """Tell the other ranks that this one has failed by itself, so that they end and say why."""
@@ -103,24 +110,30 @@ class Watchdog:
     def explain(self, error: BaseException) -> TrainingError:
         """What is behind a collective that failed here: the rank that reported, or whose beat has stopped."""
         self._leave_record()
-        failure = dead = None
         for _ in range(5):
-            before = {each.rank: each.beat for each in self._standings()}
-            self._over.wait(3 * self._poll_s)
-            failure = self._failure()
-            dead = [each for each in self._standings() if each.beat == before.get(each.rank)]
-            dead = [each for each in dead if each.rank != self._rank]
-            if failure or dead:
-                break
-        if failure:
-            return _failed(failure)
-        if dead:
-            return self._dead(dead)
+            try:
+                found = self.lost()
+            except KeyboardInterrupt:  # a launcher has noticed too
+                found = self.lost()
+            if found is not None:
+                return found
         return TrainingError(
             f"a collective failed on {self._own()}.",
             why=str(error).strip().splitlines()[0],
             mend="look at the other ranks' messages, then resume with --load and --save of the run folder.",
         )
+
+    def lost(self) -> TrainingError | None:
+        """What is known of a rank that has failed or died, after BEATS polls; None where all answer."""
+        if self._store is None:
+            return None
+        before = {each.rank: each.beat for each in self._standings()}
+        self._over.wait(BEATS * self._poll_s)
+        if failure := self._failure():
+            return _failed(failure)
+        dead = [each for each in self._standings() if each.beat == before.get(each.rank)]
+        dead = [each for each in dead if each.rank != self._rank]
+        return self._dead(dead) if dead else None
 
     def _watch(self) -> None:
         while not self._over.wait(self._poll_s):
@@ -158,8 +171,10 @@ class Watchdog:
         stuck_s, limit_s = time.monotonic() - self._progress.since, self._limit_s()
         if stuck_s > limit_s:
             return self._stuck(limit_s)
-        if self._rank == 0:
-            dead = self._stopped(limit_s)
+        told_s = TOLD_BEATS * self._poll_s
+        told = self._signals.came() and stuck_s > told_s
+        if self._rank == 0 or told:
+            dead = self._stopped(min(told_s, limit_s) if told else limit_s)
             if dead:
                 return self._dead(dead)
         return None
@@ -224,6 +239,41 @@ class Watchdog:
         )
         self.report(error)
         return error
+
+
+class _Signals:
+    """Whether a signal has come, for a thread to ask while the main one waits in a library.
+
+    Python runs a handler in the main thread, which may never come back; the interpreter's own part, below,
+    writes a byte to a pipe at once.
+    """
+
+    def __init__(self) -> None:
+        self._pipe: tuple[int, int] | None = None
+        self._before = -1
+        self._came = False
+
+    def listen(self) -> None:
+        """Begin; only the main thread can, elsewhere none ever comes."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        self._pipe = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._before = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
+
+    def came(self) -> bool:
+        """Whether one has, since `listen`."""
+        if self._pipe is not None:
+            with suppress(BlockingIOError):
+                self._came = bool(os.read(self._pipe[0], 1)) or self._came
+        return self._came
+
+    def close(self) -> None:
+        """End, and leave everything as it was."""
+        if self._pipe is not None:
+            signal.set_wakeup_fd(self._before)
+            for end in self._pipe:
+                os.close(end)
+            self._pipe = None
 
 
 def _key(rank: int) -> str:

@@ -76,7 +76,7 @@ def train_opened(run: OpenRun, started: float) -> dict[str, Any] | None:
 
 @contextmanager
 def _failure_told(run: OpenRun) -> Iterator[None]:
-    """A rank that fails says so to the others; one whose collective fails says which rank is behind it."""
+    """A rank that fails says so to the others; one that cannot go on says which rank is behind it."""
     if run.groups.world.size == 1:
         yield
         return
@@ -85,6 +85,10 @@ def _failure_told(run: OpenRun) -> Iterator[None]:
     except RedlineError as error:
         if not error.everywhere:
             run.watchdog.report(error)
+        raise
+    except KeyboardInterrupt as told:  # by the launcher, perhaps because it has lost a rank
+        if found := run.watchdog.lost():
+            raise found from told
         raise
     except DistError as error:
         raise run.watchdog.explain(error) from error
