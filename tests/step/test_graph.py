@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from redline.cli.main import main
+from redline.comm.chunked import Chunked
 from redline.config import Environment, parse_args
 from redline.errors import TrainingError
 from redline.run import open_run
@@ -28,6 +29,8 @@ CASES = {
     "packing": "--transformer-impl fused --bf16 --packing --hidden-dropout 0.1 --attention-dropout 0",
     "compile": "--transformer-impl fused --bf16 --use-torch-compile --hidden-dropout 0.1 "
     "--attention-dropout 0",
+    "8-bit moments in host memory": "--transformer-impl fused --bf16 --attention-dropout 0 "
+    "--use-precision-aware-optimizer --exp-avg-dtype fp8 --exp-avg-sq-dtype fp8 --optimizer-cpu-offload",
     "compile and packing": "--transformer-impl local --bf16 --use-torch-compile --packing "
     "--attention-dropout 0 --hidden-dropout 0",
 }
@@ -44,7 +47,11 @@ def steps(flags: str, cache: Path) -> tuple[list[float], dict[str, torch.Tensor]
         losses = [outcome.loss + 10 * (outcome.z_loss or 0.0) for outcome in outcomes]
     finally:
         batches.close()
-    return losses, {name: tensor.cpu() for name, tensor in run.state.tensors().items()}, said
+    tensors: dict[str, torch.Tensor] = {}
+    for name, tensor in run.state.tensors().items():  # of states in host memory: their pieces
+        parts = tensor.pieces if isinstance(tensor, Chunked) else {"": tensor}
+        tensors |= {f"{name} {offset}": part.cpu() for offset, part in parts.items()}
+    return losses, tensors, said
 
 
 @pytest.mark.gpu

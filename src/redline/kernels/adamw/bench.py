@@ -54,11 +54,8 @@ def _case(name: str, bytes_each: float, main: str, moments: torch.dtype) -> Benc
         hyper = adamw_hyper(
             step=1, lr=[1e-3], weight_decay=[0.1], beta1=BETAS[0], beta2=BETAS[1], eps=EPS, device=device
         )
-        return (
-            FlatState(param, grad, exp_avg.to(moments), exp_avg_sq.to(moments), kept, *tops),
-            hyper,
-            torch.ones((), device=device),
-        )
+        state = FlatState(param, grad, exp_avg.to(moments), exp_avg_sq.to(moments), kept, *tops)
+        return state, hyper, torch.ones((), device=device)
 
     libraries = {"torch": _torch} if main == "none" else {}
     return BenchCase(
