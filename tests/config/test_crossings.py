@@ -26,6 +26,8 @@ FEATURES = {
     "pp": "--pipeline-model-parallel-size 2",
     "cp": "--context-parallel-size 2",
     "mtp": "--mtp-num-layers 1",
+    "8-bit moments": "--bf16 --use-precision-aware-optimizer --exp-avg-dtype fp8 --exp-avg-sq-dtype fp8",
+    "optimizer offload": "--optimizer-cpu-offload --optimizer-offload-fraction 0.5",
 }
 
 

@@ -49,6 +49,29 @@ def test_other_storage():
     assert bytes_per_parameter(StateDtypes(grad="bf16", exp_avg="bf16", exp_avg_sq="bf16")) == 12
 
 
+@pytest.mark.parametrize("moments", ["fp32", "fp8"])
+@pytest.mark.parametrize("share", [0.25, 1.0])
+def test_states_in_host_memory(share, moments):
+    """What leaves the device is what the host gets; two chunks of room are the price; a CPU keeps all."""
+    dtypes = StateDtypes(exp_avg=moments, exp_avg_sq=moments, shards=4)
+    run = MicrobatchShape(seq_length=8192, device="cuda", fused=frozenset({"adamw"}))
+    here = training_memory(LLAMA3_8B, run, dtypes).fullest
+    there = training_memory(LLAMA3_8B, run, replace(dtypes, away=share)).fullest
+    each = 12 if moments == "fp32" else 4 + 2 * (1 + 2 / 64)
+    host = sum(there.host.values())
+    assert host == pytest.approx(share * each * here.state["weights"] / 2 / 4, rel=1e-6)
+    stages = there.state["optimizer_stages"]
+    assert stages == 2 * round(each * 2**23)
+    assert here.total - there.total == host - stages
+    one = training_memory(LLAMA3_8B, run, replace(dtypes, away=share, stages=1)).fullest
+    assert one.state["optimizer_stages"] == stages // 2
+    cpu = replace(run, device="cpu", fused=frozenset())
+    same, kept = (
+        training_memory(LLAMA3_8B, cpu, each).fullest.state for each in (dtypes, replace(dtypes, away=share))
+    )
+    assert {name: kept[name] for name in same} == same
+
+
 def test_lines_add_up():
     """B081: activations, logits and buffers are lines of their own, and reserve stands apart."""
     run = MicrobatchShape(seq_length=8192)

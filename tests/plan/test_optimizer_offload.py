@@ -1,0 +1,42 @@
+"""What a plan says of optimizer states in host memory: bytes, and the time they travel."""
+
+import shlex
+
+import pytest
+
+from redline.config import parse_args
+from redline.hardware import detect_cpu, hardware_named
+from redline.plan import make_plan
+
+EIGHT = "--preset llama3-8b --bf16 --train-iters 1 --seq-length 8192 --micro-batch-size 1"
+
+
+def said(flags, hardware):
+    config = parse_args(shlex.split(f"{EIGHT} {flags}")).config
+    plan = make_plan(config, hardware, config.model.vocab_size)
+    return next((each for each in plan.choices if each.what == "optimizer-offload"), None)
+
+
+def test_bytes_and_seconds():
+    """12 bytes of 8.03e9 parameters over 85 % of 64 GB/s; in turn twice that."""
+    h200 = hardware_named("h200")
+    assert (
+        said("", h200) is None
+        and said("--optimizer-cpu-offload --optimizer-offload-fraction 0", h200) is None
+    )
+    whole = said("--optimizer-cpu-offload", h200)
+    seconds = 12 * 8.03e9 / (0.85 * h200.pcie_bytes_per_s)
+    assert whole.why == (
+        "89.75 GiB in pinned host memory, which come and go in each step, both ways at once: "
+        f"about {seconds:.2f} s"
+    )
+    in_turn = said("--optimizer-cpu-offload --no-overlap-cpu-optimizer-d2h-h2d", h200)
+    assert in_turn.why.endswith(f"one way after the other: about {2 * seconds:.2f} s")
+    half = said("--optimizer-cpu-offload --optimizer-offload-fraction 0.5", h200)
+    assert half.ran == "50% of the states" and f"about {seconds * 500:.0f} ms" in half.why
+
+
+@pytest.mark.parametrize("share", ["1.0", "0.5"])
+def test_a_cpu_saves_nothing(share):
+    found = said(f"--optimizer-cpu-offload --optimizer-offload-fraction {share}", detect_cpu())
+    assert "saves nothing" in found.why
