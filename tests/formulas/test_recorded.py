@@ -48,6 +48,14 @@ def test_bytes() -> None:
     assert operator_bytes("aten::mm", [[3, 5], [5, 7]], [BF16, BF16]) == 2 * (15 + 35 + 21)
     assert operator_bytes("aten::mul", [[3, 5], []], ["float", "Scalar"]) == 4 * (15 + 15)
     assert operator_bytes("aten::copy_", [[3, 5], [3, 5]], ["float", BF16]) == 15 * (4 + 2)
+    assert operator_bytes("aten::fill_", [[3, 5], []], ["float", "Scalar"]) == 15 * 4
+    y, dy = [3, 10], [3, 5]  # gate and up; F = 5
+    assert operator_bytes("BiasSwiGLUFn", [y], [BF16]) == 2 * (30 + 15)
+    assert operator_bytes("BiasSwiGLUFnBackward", [dy], [BF16]) == 2 * (15 + 30 + 30)
+    table, index = [100, 8], [2, 3]
+    assert operator_bytes("aten::embedding", [table, index], [BF16, "long int"]) == 6 * (8 + 2 * 2 * 8)
+    assert operator_bytes("EmbeddingFn", [index, table], ["long int", BF16]) == 6 * (8 + 2 * 2 * 8)
+    assert operator_bytes("EmbeddingFnBackward", [[6, 8]], [BF16]) == 2 * 2 * 48
     assert operator_bytes("aten::view", [[3, 5]], ["float"]) is None
     assert operator_bytes("aten::stack", [[[3, 5], [3, 5]]], ["TensorList"]) is None
     assert moves_nothing("aten::transpose") and not moves_nothing("aten::clone")

@@ -248,6 +248,29 @@ def test_operators_against_their_limits(tmp_path) -> None:
     assert mul.of_bandwidth == pytest.approx(3 * 4 * 1024**2 / 1e-5 / 4.8e12) and mul.limit == "memory"
 
 
+def test_a_collective_is_named_by_what_the_profiler_noted_of_it(tmp_path) -> None:
+    made = step(0, 100)
+    made.op("record_param_comms", 10, 20)
+    facts = {"Collective name": "_allgather_base", "Process Group Description": "dp"}
+    made.kernel("ncclDevKernel_AllGather_RING_LL", 40, 30, launched=15, stream=28, **facts)
+    (row,) = take_account(made.read(tmp_path), Reference()).operators
+    assert (row.name, row.kind) == ("nccl:_allgather_base", "collective")
+
+
+@pytest.mark.parametrize("first", ["memset", "gemm"])
+def test_a_memset_of_a_product_has_none_of_its_flops(tmp_path, first) -> None:
+    made = step(0, 100)
+    made.op("aten::mm", 10, 20, dims=[[64, 32], [32, 16]])
+    at = {"memset": 40, "gemm": 45} if first == "memset" else {"memset": 60, "gemm": 40}
+    made.kernel("Memset (Device)", at["memset"], 2, launched=12, category="gpu_memset")
+    made.kernel("nvjet_sm90_gemm", at["gemm"], 10, launched=18)
+    found = take_account(made.read(tmp_path), Reference())
+    by_kind = {row.kind: row for row in found.operators}
+    assert by_kind["gemm"].flops == 2 * 64 * 32 * 16 and by_kind["gemm"].bytes
+    assert by_kind["copy"].flops is None and by_kind["copy"].bytes is None
+    assert sum(row.flops or 0 for row in found.modules) == 2 * 64 * 32 * 16
+
+
 def test_on_a_cpu_a_gap_is_a_wait_for_a_collective_that_ends_with_it(tmp_path) -> None:
     made = TraceFile(device="")
     made.mark("redline:step=5", 0, 100e3)

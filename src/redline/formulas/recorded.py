@@ -26,6 +26,9 @@ _VIEWS = frozenset((
     "lift_fresh", "resize_", "set_", "_reshape_alias", "is_pinned",
 ))  # fmt: skip
 
+_FILLS = frozenset(("aten::fill_", "aten::zero_", "aten::normal_", "aten::uniform_", "aten::bernoulli_"))
+_GATED = ("swiglu", "geglu", "aten::glu")
+
 # Where the two factors stand among the inputs.
 _PRODUCTS = {
     "aten::mm": (0, 1), "aten::bmm": (0, 1), "aten::_scaled_mm": (0, 1), "aten::addmm": (1, 2),
@@ -95,8 +98,9 @@ def _attention_flops(dims: Dims, *, backward: bool, causal: bool) -> float | Non
 def operator_bytes(name: str, dims: Dims, types: Sequence[str]) -> float | None:
     """Bytes one call moves at least: each input once, and an output; None where no input is a known tensor.
 
-    A product's output has its own size. Any other is taken to be as large as the largest input, and an
-    operator in place (`add_`) writes one of its inputs.
+    A product's output has its own size, that of a gated activation half its input's. Any other is taken to
+    be as large as the largest input, and an operator in place (`add_`) writes one of its inputs; one that
+    fills a tensor reads nothing. An embedding reads the rows that it looks up, not its table.
     """
     if moves_nothing(name):
         return None
@@ -112,6 +116,24 @@ def operator_bytes(name: str, dims: Dims, types: Sequence[str]) -> float | None:
     if sizes is not None:
         batch, m, n, _ = sizes
         return read + batch * m * n * inputs[-1][1]
-    if name.endswith("copy_"):
-        return read  # the target is one of the inputs
-    return float(read + max(count * item for count, item in inputs))
+    if name.endswith("copy_") or name in _FILLS:
+        return read  # the target is one of the inputs, and the only one where it is filled
+    largest = max(count * item for count, item in inputs)
+    lower = name.lower()
+    if any(word in lower for word in _GATED):
+        # Backward reads gate and up, which it saved, and writes their gradients: twice the output's each.
+        return float(read + 4 * largest if "backward" in lower else read + largest / 2)
+    if "embedding" in lower and "backward" not in lower:
+        return _embedding_bytes(dims, types)
+    return float(read + largest)
+
+
+def _embedding_bytes(dims: Dims, types: Sequence[str]) -> float | None:
+    """Of a look-up: each index, and each row read and written; of several tables all rows."""
+    indices, rows = 0, 0
+    for shape, kind in zip(dims, types, strict=False):
+        if kind.lower() in ("long int", "long", "int"):
+            indices = max(indices, prod(shape))
+        elif kind.lower() in _ITEM_BYTES and len(shape) == 2:
+            rows += shape[1] * _ITEM_BYTES[kind.lower()]
+    return float(indices * (8 + 2 * rows)) if indices and rows else None

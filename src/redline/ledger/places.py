@@ -11,7 +11,7 @@ region that is entered there.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from redline.formulas.recorded import operator_flops
@@ -19,6 +19,8 @@ from redline.ledger.marks import read_mark
 from redline.ledger.trace import RUNTIME_CATEGORIES, HostEvent, Trace
 
 Phase = Literal["", "forward", "backward", "recompute", "optimizer"]
+# PyTorch's attention where no fused one runs: the products and the softmax inside it are attention.
+PLAIN_ATTENTION = ("aten::_scaled_dot_product_attention_math",)
 NODE = "autograd::engine::evaluate_function: "
 
 
@@ -105,6 +107,8 @@ class _Pass:
             forward = self._forward_of(event, forward)
             found = self.places[forward] if forward >= 0 else NOWHERE
             return Place("backward", found.layer, found.module, place.host, True), True, forward
+        if event.name in PLAIN_ATTENTION and not place.module:
+            place = replace(place, module="core_attention")
         if event.sequence >= 0:
             self._makers[event.thread, event.start] = index
             self._by_sequence[event.sequence] = index

@@ -28,6 +28,7 @@ class _Sum:
 
     time: int = 0
     calls: set[int] = field(default_factory=set)
+    costed: set[int] = field(default_factory=set)  # of them, those whose FLOPs and bytes are in the sums
     kernels: int = 0
     flops: float = 0.0
     num_bytes: float = 0.0
@@ -37,8 +38,10 @@ class _Sum:
         call = each.work.call
         if call < 0:
             self.kernels += 1
-        elif call not in self.calls:
-            self.calls.add(call)
+            return
+        self.calls.add(call)
+        if call not in self.costed and not each.work.aside:
+            self.costed.add(call)
             flops, num_bytes = cost_of(call, where)
             self.flops += flops or 0.0
             self.num_bytes += num_bytes or 0.0

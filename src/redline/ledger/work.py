@@ -11,6 +11,7 @@ from redline.ledger.kinds import Kind, kind_of, operator_kind
 from redline.ledger.places import NOWHERE, Place, Where
 from redline.ledger.trace import COPY, FILL, DeviceEvent, HostEvent
 
+COLLECTIVE_NOTE = "record_param_comms"
 ON_DEVICE = ("dtod", "device -> device", "device to device")
 
 
@@ -34,6 +35,11 @@ class Work:
     cause: str
     role: str
     call: int
+
+    @property
+    def aside(self) -> bool:
+        """Whether it only prepares what its operator does: a product's workspace set to zero, or a copy."""
+        return self.kind == "copy" and operator_kind(self.operator) in ("gemm", "attention")
 
 
 class Roles:
@@ -99,13 +105,21 @@ def device_work(device: Sequence[DeviceEvent], where: Where) -> list[Work]:
         launch = where.by_correlation.get(event.correlation, -1) if event.correlation else -1
         call = where.operators[launch] if launch >= 0 else -1
         place = where.places[launch] if launch >= 0 else NOWHERE
-        operator = where.events[call].name if call >= 0 else ""
+        operator = _operator_name(where.events[call], event) if call >= 0 else ""
         kind, layer, cause = _classify(event, operator, place, where, call)
         role = roles.of(call, place) if kind == "gemm" and layer == "compute" else ""
         found.append(
             Work(event.start, event.end, event.name, operator, kind, place, layer, cause, role, call)
         )
     return found
+
+
+def _operator_name(operator: HostEvent, event: DeviceEvent) -> str:
+    """An operator as people know it: the profiler's note of a collective is named by what it notes."""
+    facts = operator.collective or event.collective or {}
+    if operator.name == COLLECTIVE_NOTE and "Collective name" in facts:
+        return f"nccl:{facts['Collective name']}"
+    return operator.name
 
 
 def _classify(
@@ -116,10 +130,15 @@ def _classify(
         return "copy", "copy", "offload" if offload else place.host if place.host == "data" else "copies"
     if event.category in (COPY, FILL):
         return "copy", "compute", cause_of_work("copy", place)
-    kind = kind_of(event.name, operator)
+    kind = _kind_at(place, operator) or kind_of(event.name, operator)
     if kind == "collective":
         return kind, "collective", _group(event, where, call)
     return kind, "compute", cause_of_work(kind, place)
+
+
+def _kind_at(place: Place, operator: str) -> Kind | None:
+    """What only the place tells: a norm of vectors outside forward and backward is that of the gradients."""
+    return "optimizer" if not place.phase and operator.endswith("vector_norm") else None
 
 
 def _group(event: DeviceEvent, where: Where, call: int) -> str:
@@ -142,7 +161,7 @@ def host_work(indices: Sequence[int], where: Where) -> list[Work]:
     roles, found = Roles(where), []
     for index in indices:
         event, place, call = where.events[index], where.places[index], where.operators[index]
-        kind = operator_kind(event.name)
+        kind = _kind_at(place, event.name) or operator_kind(event.name)
         operator = event.name if event.category == "cpu_op" else ""
         layer, cause = _host_cause(event, kind, place)
         role = roles.of(call, place) if kind == "gemm" and layer == "compute" else ""

@@ -17,6 +17,7 @@ from redline.units import format_count, format_flops_per_s
 
 LINES = 8
 OPERATORS = 20
+SHARES = {"of_peak": "peak", "of_bandwidth": "memory"}  # columns that only a known device fills
 SLOWED = 0.05  # profiled steps this much longer than ordinary ones are said not to be like them
 RAN_AT = {"gemm": "matrix products", "attention": "attention"}  # with no peak to be below
 
@@ -158,7 +159,8 @@ def _operators(rows: Sequence[Mapping[str, Any]], most: int) -> Table:
     table.add_column("operator", overflow="fold", min_width=16)
     for header in ("phase", "role"):
         table.add_column(header, no_wrap=True)
-    for header in ("calls", "ms", "FLOP/s", "peak", "memory"):
+    known = [key for key in ("of_peak", "of_bandwidth") if any(row[key] is not None for row in rows[:most])]
+    for header in ("calls", "ms", "FLOP/s", *(SHARES[key] for key in known)):
         table.add_column(header, justify="right", no_wrap=True)
     for row in rows[:most]:
         table.add_row(
@@ -167,11 +169,15 @@ def _operators(rows: Sequence[Mapping[str, Any]], most: int) -> Table:
             row["role"],
             f"{row['calls']:.4g}",
             f"{row['ms']:,.3f}",
-            "" if row["flops_per_s"] is None else format_flops_per_s(row["flops_per_s"]),
-            _share(row["of_peak"]),
-            _share(row["of_bandwidth"]),
+            "" if row["flops_per_s"] is None else _flops_per_s(row["flops_per_s"]),
+            *(_share(row[key]) for key in known),
         )
     return table
+
+
+def _flops_per_s(rate: float) -> str:
+    """12.6 G: the heading says of what."""
+    return format_flops_per_s(rate).removesuffix("FLOP/s").rstrip()
 
 
 def _share(value: float | None) -> str:
