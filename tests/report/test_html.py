@@ -398,3 +398,38 @@ def test_throughput_without_the_profiled_steps(tmp_path: Path) -> None:
     (run,) = read_runs([make_run(tmp_path / "mine", summary=False, records=slow)])
     assert run.record.tokens_per_s == pytest.approx(36_000, rel=0.01)
     assert len([p for p in points_of(run.steps, THROUGHPUT) if p is not None]) == 60
+
+
+FP8_ROWS = [
+    dict(zip(("step", "site", "operand", "amax", "scale", "saturated", "underflowed"), row, strict=True))
+    for row in (
+        (10, "layers.0.mlp.fc1", "x", 3.5, 128.0, 0.0, 0.25),
+        (10, "layers.1.mlp.fc1", "x", 9.0, 32.0, 0.5, 0.0),
+        (20, "layers.0.mlp.fc1", "x", 4.0, 64.0, 0.0, 0.0),
+        (20, "layers.1.mlp.fc1", "x", None, None, 0.125, 0.0),
+        (20, "layers.1.mlp.fc1", "dy", 1e-6, 5e9, 0.0, 1e-7),
+    )
+]
+
+
+def casts(page: Node) -> list[list[list[str]]]:
+    """The rows of every table about casts, without its header."""
+    return [table.rows()[1:] for table in page.all("table", class_="casts")]
+
+
+def test_what_casts_to_fp8_lost(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    assert not casts(page_of(folder))
+    lines = [json.dumps(row) for row in FP8_ROWS]
+    odd = ['{"step": 30}', '{"step": 30, "saturated": "all", "underflowed": 0}', '{"cut']
+    (folder / "fp8.jsonl").write_text("\n".join([*lines, *odd]))
+    worst, newest = casts(page_of(folder))
+    assert worst == [
+        ["mlp.fc1", "input", "50% layer 1, step 10", "25% layer 0, step 10", "9", "32 to 128"],
+        ["mlp.fc1", "gradient", "0", "1.0e-07 layer 1, step 20", "1.00e-06", "5B"],
+    ]
+    assert newest == [
+        ["0", "mlp.fc1", "input", "0", "0", "4", "64"],
+        ["1", "mlp.fc1", "input", "12.5%", "0", "n/a", "one a block"],
+        ["1", "mlp.fc1", "gradient", "0", "1.0e-07", "1.00e-06", "5B"],
+    ]

@@ -54,6 +54,11 @@ def test_in_a_browser(tmp_path: Path) -> None:
     long = replace(account.operators[0], name="a_very_long_operator_name_without_a_blank" * 4)
     account = replace(account, operators=(long, *account.operators[1:]))
     folder = make_run(tmp_path / ("a_long_name_of_a_run_" * 5), ledger=account)
+    cast = {"amax": 3.5, "scale": 5e9, "saturated": 0.1, "underflowed": 1e-7}
+    rows = (
+        {"step": 9, "site": "layers.0.attention.qkv", "operand": name, **cast} for name in ("x", "w", "dy")
+    )
+    (folder / "fp8.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     assert main(["report", str(folder), "--price-per-gpu-hour", "2"]) == 0
     page = (folder / "report.html").read_text()
     probed = tmp_path / "probed.html"

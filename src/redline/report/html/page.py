@@ -21,11 +21,12 @@ from redline.files import os_errors_as, write_text_atomic
 from redline.report.doctor_text import gain_text
 from redline.report.html.compare import ABSENT, Beside, beside, differences
 from redline.report.html.curves import Chart, charts_of
+from redline.report.html.fp8 import Fp8Tables, fp8_of
 from redline.report.html.headline import Figure, headline
 from redline.report.html.memory import Memory, memory_of
 from redline.report.html.roofline import Roofline, roofline_of
 from redline.report.html.runs import RunData, facts_of_run
-from redline.report.html.values import objects, plural, points, shown
+from redline.report.html.values import objects, plural, points, share, shown
 from redline.report.html.waterfall import Bar, Waterfall, side_by_side, waterfall_of
 from redline.units import format_bytes, format_count, format_flops_per_s
 
@@ -41,6 +42,7 @@ class RunPart:
     waterfall: Waterfall | None
     roofline: Roofline | None
     memory: Memory | None
+    fp8: Fp8Tables | None
     choices: Sequence[Choice]
     facts: Sequence[tuple[str, str]]
     findings: Sequence[tuple[Finding, str]]
@@ -97,6 +99,7 @@ def _part(run: RunData, price: float | None) -> RunPart:
         waterfall=None if account is None else waterfall_of(account, diagnosis, run.record.step_s),
         roofline=None if account is None else roofline_of(account),
         memory=memory_of(run),
+        fp8=fp8_of(run),
         choices=[_choice(each) for each in objects(run.summary.get("choices"))],
         facts=facts_of_run(run),
         findings=[(finding, gain_text(finding, say)) for finding in findings],
@@ -123,6 +126,7 @@ def render(page: Page) -> str:
         "points": points,
         "shown": shown,
         "plural": plural,
+        "share": share,
     }
     text = environment.get_template("page.html").render(page=page, version=redline.__version__)
     return text.encode("utf-8", "replace").decode()  # half a surrogate pair, in a path or out of JSON

@@ -11,7 +11,15 @@ from typing import Any
 from redline.doctor import Diagnosis, RunRecord
 from redline.doctor.runs import record_of
 from redline.errors import DataError, UsageError
-from redline.ledger import LEDGER_FILE, METRICS_FILE, StepAccount, read_account, read_metrics, read_summary
+from redline.ledger import (
+    FP8_FILE,
+    LEDGER_FILE,
+    METRICS_FILE,
+    StepAccount,
+    read_account,
+    read_metrics,
+    read_summary,
+)
 from redline.report.html.values import mapping, number, objects
 
 SUMMARY_FILE, CONFIG_FILE, CHECKPOINTS = "summary.json", "config.toml", "checkpoints"
@@ -32,6 +40,7 @@ class RunData:
         summary: summary.json; empty when the run has not ended.
         options: "section.name" -> value, of config.toml; empty without one.
         account: ledger.json; None when no step was profiled.
+        fp8: records of fp8.jsonl; empty without one.
         checkpoints: steps after which one was written, as far as that can be told.
         diagnosis: the doctor's; None with the reason in `undiagnosed`.
     """
@@ -45,6 +54,7 @@ class RunData:
     options: Mapping[str, Any]
     account: StepAccount | None
     checkpoints: tuple[int, ...]
+    fp8: Sequence[Mapping[str, Any]] = ()
     diagnosis: Diagnosis | None = None
     undiagnosed: str = ""
 
@@ -120,6 +130,7 @@ def _read(folder: Path, label: str) -> RunData:
         options=options,
         account=read_account(folder / LEDGER_FILE) if (folder / LEDGER_FILE).exists() else None,
         checkpoints=tuple(_checkpoints(folder, options, int(steps[0]["step"]), int(steps[-1]["step"]))),
+        fp8=_records(folder / FP8_FILE) if (folder / FP8_FILE).exists() else (),
     )
 
 
@@ -132,12 +143,16 @@ def _metrics(folder: Path) -> list[Mapping[str, Any]]:
             why="a run writes it there from its first step on.",
             mend="name the folder that --save named.",
         )
-    try:
-        records = read_metrics(path)
-    except (OSError, ValueError) as error:
-        raise _unreadable(path, error) from error
+    records = _records(path)
     named = [each for each in records if number(each.get("step")) is not None]
     return sorted(named, key=lambda record: float(record["step"]))
+
+
+def _records(path: Path) -> list[dict[str, Any]]:
+    try:
+        return read_metrics(path)
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, error) from error
 
 
 def _summary(folder: Path) -> Mapping[str, Any]:

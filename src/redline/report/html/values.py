@@ -37,6 +37,13 @@ def points(share: float) -> str:
     return f"{value:+.1f}" if abs(value) >= 0.05 else f"{value:+.2f}"
 
 
+def share(value: float) -> str:
+    """A part of a whole: 0, 12%, 0.35%, 1.2e-05; what is there is never shown as nothing."""
+    if value == 0:
+        return "0"
+    return f"{value:.1e}" if abs(value) < 1e-5 else f"{100 * value:.3g}%"
+
+
 def shown(value: float, digits: int = 4) -> str:
     """A number as people read it: 1,234,567 or 0.01234 or 1.2e-05."""
     if value and not 1e-4 <= abs(value) < 1e15:
