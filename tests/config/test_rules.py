@@ -294,7 +294,17 @@ CASES: dict[str, list[tuple[str, str]]] = {
         for words in (
             "--no-fp8-wgrad", "--fp8-interval 2", "--fp8-keep-bf16 layers.0.*", "--fp8-stats-interval 9",
             "--fp8-return-to-bf16 9", "--fp8-output-proj", "--fp8-recipe blockwise --fp8-emulate",
+            f"{SHARDED} --fp8-param-gather", "--keep-fp8-transpose-cache",
         )
+    ],
+    "fp8-gather-recipe": [
+        (f"--fp8 --fp8-recipe {recipe} {flag}", f"--fp8 --fp8-recipe tensorwise {flag}")
+        for recipe in ("blockwise", "mxfp8")
+        for flag in ("--keep-fp8-transpose-cache", f"--fp8-param-gather {SHARDED}")
+    ],
+    "fp8-gather-storage": [
+        (f"--fp8 --fp8-param-gather {SHARDED} {flag}", f"--fp8 {SHARDED} {flag}")
+        for flag in ("--use-precision-aware-optimizer", "--fp8-return-to-bf16 2")
     ],
     "mtp-positions": [
         ("--mtp-num-layers 1", f"--mtp-num-layers 1 {ROPE}"),

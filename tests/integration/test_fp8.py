@@ -145,7 +145,7 @@ def test_a_card_without_fp8_units_is_refused() -> None:
     h200 = Hardware(name="NVIDIA H200", kind="cuda", memory_bytes=141 << 30, compute_capability=(9, 0))
     plan = make_plan(config, h200, 128256)
     assert plan.fp8 is not None and len(plan.fp8.sites) == 64
-    assert plan.memory.fullest.state["fp8_copies"] == 2 * plan.fp8.weights
+    assert plan.memory.fullest.state["fp8_copies"] == plan.fp8.weights
 
 
 SITES = tuple(

@@ -319,6 +319,8 @@ FP8 = {
     "fp8_output_proj": see(observe.choices, refused=2, **FP8_MODEL),  # by the fused loss alone
     "fp8_amax_history_len": see(observe.numbers, value=1, **FP8_MODEL),
     "fp8_amax_compute_algo": see(observe.numbers, **FP8_MODEL),
+    "fp8_param_gather": see(observe.plan, **FP8_MODEL, use_distributed_optimizer=True),
+    "keep_fp8_transpose_cache": see(observe.plan, **FP8_MODEL),
     **numbers("first_last_layers_bf16", **{**FP8_MODEL, "num_layers": 3}),
     **numbers(
         "num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -28,6 +29,7 @@ from redline.model import (
     Engine,
     EngineFp8,
     Fp8Gemms,
+    Fp8Params,
     Transformer,
     check_names,
     fused_ops,
@@ -110,6 +112,8 @@ def assemble(
     )
     groups = groups or single_process()
     sharded = plan.data_parallel.sharded
+    if config.precision.fp8_param_gather and plan.fp8 is not None:
+        store_in_fp8(model, plan.fp8.sites)
     buffers = FlatBuffers(
         model.named_parameters(),
         main_dtype=recipe.main,
@@ -131,7 +135,8 @@ def assemble(
     if engine:
         fp8 = make_engine(config, plan, model, groups)
     else:
-        fp8 = make_fp8(config, plan, model, kernels.fused, groups, device)
+        storage = buffers, ranks, recipe.compute
+        fp8 = make_fp8(config, plan, model, kernels.fused, groups, device, storage)
     bits = determinism(config.train.deterministic_mode, device.type, attention_choice.ran, kernels.fused)
     shared = SharedParameters(tp.group, shared_parameters(plan.shape, tp.rank, sequence=tp.sequence))
     impl: AdamImpl = "triton" if "adamw" in kernels.fused else "auto"
@@ -197,8 +202,13 @@ def make_fp8(
     fused: frozenset[Operator],
     groups: Groups,
     device: torch.device,
+    storage: tuple[FlatBuffers, DataParallel, torch.dtype],
 ) -> Fp8Gemms | None:
-    """Puts the sites that the plan names into fp8."""
+    """Puts the sites that the plan names into fp8.
+
+    Args:
+        storage: of the parameters, how they meet, and the dtype that those not in fp8 have.
+    """
     if plan.fp8 is None:
         return None
     spec, options = fp8_spec(config.precision), config.precision
@@ -212,8 +222,29 @@ def make_fp8(
             "leave it out, or run on a GPU with the fused loss (--cross-entropy-fusion-impl linear).",
         )
     fuse_wgrad = config.kernels.gradient_accumulation_fusion
-    head = options.fp8_output_proj
-    return Fp8Gemms(model, state, fused=fused, fuse_wgrad=fuse_wgrad, head=head)
+    buffers, ranks, compute_dtype = storage
+    params = None
+    if options.fp8_param_gather:
+        found = buffers.fp8_parts()
+        parts = {site: found[f"{site}.weight"] for site in state.sites}
+        params = Fp8Params(state, parts, groups.shard, ranks.gatherer, compute_dtype)
+    return Fp8Gemms(
+        model,
+        state,
+        fused=fused,
+        fuse_wgrad=fuse_wgrad,
+        head=options.fp8_output_proj,
+        params=params,
+        keeps_transposed=options.keep_fp8_transpose_cache,
+        arrival=ranks.gatherer.before if plan.data_parallel.overlap_gather else None,
+    )
+
+
+def store_in_fp8(model: Transformer, sites: Iterable[str]) -> None:
+    """Give the weights of these sites, still on the meta device, a byte an element."""
+    for site in sites:
+        weight = model.get_parameter(f"{site}.weight").to(torch.float8_e4m3fn)
+        model.get_submodule(site).weight = torch.nn.Parameter(weight)
 
 
 def fp8_spec(options: PrecisionConfig) -> Fp8Spec:

@@ -9,7 +9,6 @@ from redline.config.waits import (
     FP4,
     FP8,
     FP8_ATTENTION,
-    FP8_PARAMS,
     KITCHEN_PACKAGE,
     LOCAL_AMAX,
     NUMERICS,
@@ -114,9 +113,8 @@ class PrecisionConfig(Section):
     fp8_param_gather: bool = flag(
         False,
         account="memory",
-        waits_for=FP8_PARAMS,
         needs=ON_FP8,
-        help="Keep compute weights in fp8 and gather them so.",
+        help="Keep the weights of GEMMs in fp8 alone, and gather them as bytes.",
     )
     first_last_layers_bf16: bool = flag(False, needs=ON_FP8, help="First and last layers in bf16.")
     num_layers_at_start_in_bf16: int = flag(1, at_least=0, needs=FIRST_LAST, help="How many first layers.")
@@ -153,9 +151,8 @@ class PrecisionConfig(Section):
     keep_fp8_transpose_cache: bool = flag(
         False,
         account="memory",
-        waits_for=FP8,
         needs=ON_FP8,
-        help="Keep transposed fp8 weights between steps.",
+        help="Keep transposed fp8 weights through a step: a byte a parameter, less to do in each backward.",
     )
     parameter_transpose_cache: bool = flag(
         True,

@@ -37,10 +37,6 @@ CONTEXT_PARALLEL = Waits(
 )
 EXPERT_PARALLEL = Waits("expert-parallel", "it waits for mixture-of-experts training.")
 FP8 = Waits("fp8", "it waits for further storage in fp8.")
-FP8_PARAMS = Waits(
-    "fp8-param-gather",
-    "parameters are gathered in bf16, and each rank casts its copy of the weights once a step.",
-)
 LOCAL_AMAX = Waits(
     "local-amax",
     "all ranks share largest values, so that a checkpoint with one scale an operand resumes exactly.",

@@ -43,7 +43,10 @@ class MicrobatchShape:
         tp, sequence: tensor-parallel ranks, and whether they share the sequence too.
         z_loss: the loss has a part of the log-partition; only the plain one keeps more for it.
         fp8: GEMMs of the layers keep their input in fp8.
-        fp8_weights: elements of the weights that are kept in fp8 too, in both layouts.
+        fp8_weights: elements of the layers' weights that GEMMs read in fp8.
+        fp8_copies: casts of each that are kept: by rows, and transposed unless that is made each time.
+        fp8_stored: those weights exist in fp8 alone, which is one of these copies.
+        fp8_head: elements of the head, where it runs in fp8; it is kept in both layouts.
         offload_layers: how many layers, from the first, keep what they save in host memory.
     """
 
@@ -63,6 +66,9 @@ class MicrobatchShape:
     z_loss: bool = False
     fp8: bool = False
     fp8_weights: int = 0
+    fp8_copies: int = 2
+    fp8_stored: bool = False
+    fp8_head: int = 0
 
     @property
     def operand(self) -> int:
@@ -316,7 +322,8 @@ def mlp_workspace(shape: ModelShape, run: MicrobatchShape, again: bool = False) 
         ]
         backward = max(backward, widened, product, key=total_bytes)
     if run.fp8:
-        backward.append(Held("mlp", "mlp.fc2", "transposed operand", T * F))
+        weight = H * F if run.fp8_copies == 1 else 0  # for dgrad, before the weight gradient's operand
+        backward.append(Held("mlp", "mlp.fc2", "transposed operand", max(T * F, weight)))
     if not run.fuse_wgrad:
         backward.append(Held("mlp", "mlp.fc2", "weight gradient before it is added", H * F * e))
     stream = Held("mlp", "mlp", "gradient of the residual stream", 2 * run.rows * H * e)

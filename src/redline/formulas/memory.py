@@ -143,8 +143,11 @@ def training_memory(shape: ModelShape, run: MicrobatchShape, dtypes: StateDtypes
         state = {name: size - host.get(name, 0) for name, size in state.items()}
         state["optimizer_stages"] = stage_bytes(elements, dtypes)
     shape = of_rank(shape, run.tp)
-    if run.fp8_weights:
-        state["fp8_copies"] = 2 * run.fp8_weights
+    if run.fp8_stored:
+        state["weights"] -= (ITEM_BYTES[dtypes.param] - 1) * run.fp8_weights
+    copies = run.fp8_weights * (run.fp8_copies - run.fp8_stored) + 2 * run.fp8_head
+    if copies:
+        state["fp8_copies"] = copies
     embedding, head = saved_by_embedding(shape, run), saved_by_head(shape, run)
     mlp, attention = (_worst(_backward(shape, run, part)) for part in ("mlp", "attention"))
     moments: dict[str, Moment] = {

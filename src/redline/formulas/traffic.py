@@ -96,6 +96,14 @@ def cast_bytes(shape: ModelShape, recipe: str) -> float:
     return (2 * HALF + 2) * (apart + fusable)
 
 
+def gathered_bytes_each(shape: ModelShape, in_fp8: bool, item: float = HALF) -> float:
+    """Bytes that an all-gather of the parameters moves for each: the GEMMs' weights may travel in fp8."""
+    layer = shape.hidden * (2 * shape.q_size + 2 * shape.kv_size + shape.fc1_size + shape.ffn)
+    tables = shape.padded_vocab_size * shape.hidden * (1 if shape.tied else 2)
+    share = shape.num_layers * layer / (shape.num_layers * layer + tables)
+    return item - share * (item - 1) if in_fp8 else item
+
+
 def loss_bytes(fused: bool) -> float:
     """Bytes a logit, forward and backward: one fused pass each way, or fp32 copies operator by operator."""
     return 4 * HALF if fused else 2 * HALF + 11 * SINGLE
@@ -122,7 +130,13 @@ def skipped_share(window: int, hysteresis: int) -> float:
 
 
 def data_parallel_collectives(
-    buckets: Sequence[int], ranks: int, *, sharded: bool, instances: int, grad_bytes: int, param_bytes: int
+    buckets: Sequence[int],
+    ranks: int,
+    *,
+    sharded: bool,
+    instances: int,
+    grad_bytes: int,
+    param_bytes: int | Sequence[int],
 ) -> list[tuple[Collective, int]]:
     """(kind, bytes of the whole tensor) of all that one step sends along dp, whatever overlaps.
 
@@ -130,13 +144,15 @@ def data_parallel_collectives(
         buckets: elements of each, padding included.
         ranks: that share each bucket; one of them alone sends nothing to the others.
         sharded: by a distributed optimizer, in so many `instances`.
+        param_bytes: of a parameter, in all buckets or in each: 1 where it is stored in fp8.
     """
     sent: list[tuple[Collective, int]] = []
-    for size in buckets:
+    items = [param_bytes] * len(buckets) if isinstance(param_bytes, int) else param_bytes
+    for size, item in zip(buckets, items, strict=True):
         if ranks > 1:
             sent.append(("reduce_scatter" if sharded else "all_reduce", size * grad_bytes))
         if instances > 1:
             sent.append(("all_reduce", size // (ranks if sharded else 1) * grad_bytes))
         if ranks > 1 and sharded:
-            sent.append(("all_gather", size * param_bytes))
+            sent.append(("all_gather", size * item))
     return [*sent, ("all_reduce", 2 * 8)] if ranks > 1 else sent  # norm and zeros, in float64

@@ -19,6 +19,7 @@ around it.
 """
 
 from redline.model.fp8_gemms import Fp8Gemms
+from redline.model.fp8_params import Fp8Params
 from redline.model.fused import fused_ops
 from redline.model.init import init_parameters, init_tensors
 from redline.model.ops import Ops, local_ops
@@ -41,6 +42,7 @@ __all__ = [
     "Engine",
     "EngineFp8",
     "Fp8Gemms",
+    "Fp8Params",
     "Ops",
     "Stored",
     "TensorParallel",

@@ -5,7 +5,7 @@
     wgrad   dw += dy^T x     both transposed copies, straight into main_grad
 
 What a site keeps for backward is the fp8 copy of x: one byte a value. The weight is cast once a step, in both
-layouts, and serves every microbatch. fp8_fused.py joins norm and activation with their casts.
+layout or both, and serves every microbatch. fp8_fused.py joins norm and activation with their casts.
 """
 
 from __future__ import annotations
@@ -65,31 +65,49 @@ class SiteGemm(Protocol):
 
 
 class Fp8Gemm:
-    """The fp8 side of one weight: its scalings and its cast copies, kept for a step.
+    """The fp8 side of one weight: its scalings, and its cast copy for a step.
 
-    The copies stay where they are from step to step, so that a captured graph finds them.
+    The transposed copy that dgrad reads is made each time, at a two-hundredth of the GEMM's time, or kept
+    too, at a byte a parameter. A weight that is stored in fp8 is its own copy; Fp8Params casts it.
 
     Attributes:
         fresh: main_grad is still zero, so the first weight gradient of the step is written and not added.
     """
 
-    def __init__(self, site: str, linear: Linear, state: Fp8State) -> None:
+    def __init__(self, site: str, linear: Linear, state: Fp8State, *, keeps_transposed: bool = False) -> None:
         self.linear, self.state = linear, state
         self.x, self.w, self.dy = (state.scaling(site, operand) for operand in ("x", "w", "dy"))
-        size_out, size_in = linear.weight.shape
-        device = state.scale.device
-        self.q_OI = torch.zeros((size_out, size_in), dtype=self.w.dtype, device=device)
-        self.q_IO = torch.zeros((size_in, size_out), dtype=self.w.dtype, device=device)
-        self.inverse = torch.ones(1, device=device)
+        weight_OI = linear.weight.detach()
+        self.stored = weight_OI.dtype == self.w.dtype
+        self.q_OI = weight_OI if self.stored else torch.zeros_like(weight_OI, dtype=self.w.dtype)
+        self.q_IO = torch.zeros_like(self.q_OI.T).contiguous() if keeps_transposed else None
+        self.inverse = torch.ones(1, device=state.scale.device)
         self.fresh = False
+        self._turned = False
 
     @torch.no_grad()
     def refresh(self) -> None:
         """Cast the weight anew, after an update of the parameters."""
-        q_OI, q_IO, inverse = self.state.cast(self.linear.weight, self.w, columns=True)
+        self._turned = self.q_IO is not None and not self.stored
+        if self.stored:
+            self.inverse.copy_(self.w.inverse)
+            return
+        q_OI, q_IO, inverse = self.state.cast(self.linear.weight, self.w, columns=self._turned)
         self.q_OI.copy_(q_OI)
-        self.q_IO.copy_(q_IO)
+        if self.q_IO is not None:
+            self.q_IO.copy_(q_IO)
         self.inverse.copy_(inverse)
+
+    def transposed(self) -> Tensor:
+        """The weight [I, O]."""
+        if self._turned:
+            assert self.q_IO is not None
+            return self.q_IO
+        q_IO: Tensor = fp8.transpose(self.q_OI, self.state.kernels)
+        if self.q_IO is None:
+            return q_IO
+        self._turned = True  # a stored weight arrives after `refresh`, so it is turned when first asked for
+        return self.q_IO.copy_(q_IO)
 
     def cast_input(self, x_TI: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """(what forward reads and its scale, what is kept for the weight gradient and its scale)."""
@@ -109,7 +127,7 @@ class Fp8Gemm:
 
     def dgrad(self, dy: Operand, dtype: torch.dtype) -> Tensor:
         """dy W: [T, O] -> [T, I]."""
-        dx_TI: Tensor = fp8.gemm(dy.q_TC, self.q_IO, dy.inverse, self.inverse, dtype, False)
+        dx_TI: Tensor = fp8.gemm(dy.q_TC, self.transposed(), dy.inverse, self.inverse, dtype, False)
         return dx_TI
 
     def wgrad(self, main_grad_OI: Tensor, dy: Operand, q_TI: Tensor, inverse: Tensor) -> None:

@@ -15,6 +15,7 @@ from redline.model.fp8 import Fp8Gemm, Fp8Site, SiteGemm
 from redline.model.fp8_blocks import BlockGemm
 from redline.model.fp8_fused import Fp8Mlp, Fp8NormSite
 from redline.model.fp8_head import Fp8Head
+from redline.model.fp8_params import Fp8Params
 from redline.model.modules import Linear, Norm, Site
 from redline.model.transformer import Transformer
 from redline.precision.fp8 import NEVER, Fp8State
@@ -31,6 +32,10 @@ class Fp8Gemms:
         fused: the operators that run as kernels: a fused norm or activation writes fp8 itself.
         fuse_wgrad: of weight gradients that are not computed in fp8.
         head: whether the products of the output head with logits in chunks run in fp8 too.
+        params: casts the weights, where they are stored in fp8.
+        keeps_transposed: keep each cast weight in both layouts.
+        arrival: waits for the parameters of a part of the model that are still on their way when a step
+            begins (Transformer.before_part); None: they are all there.
     """
 
     def __init__(
@@ -41,8 +46,14 @@ class Fp8Gemms:
         fused: Collection[Operator] = (),
         fuse_wgrad: bool = True,
         head: bool = False,
+        params: Fp8Params | None = None,
+        keeps_transposed: bool = False,
+        arrival: Callable[[str], None] | None = None,
     ) -> None:
         self.state = state
+        self._params, self._keeps_transposed, self._arrival = params, keeps_transposed, arrival
+        if arrival is not None:
+            model.before_part = self._before
         self._fuse_wgrad = fuse_wgrad
         self._tp = model.tp
         whole = state.spec.wgrad and not state.spec.blocks and model.tp.size == 1
@@ -53,7 +64,8 @@ class Fp8Gemms:
         self.head = Fp8Head(model) if head else None
         if self.head is not None:
             model.ops = replace(model.ops, head_loss=partial(model.ops.head_loss, products=self.head))
-        self._stale = True
+        self._stale = self._unwritten = True
+        self._uncast: set[str] = set()  # parts of the model whose weights are cast once they have arrived
 
     def begin_step(self, *, looks: bool = False) -> None:
         """Before the first forward of a step, once the gradients are zero.
@@ -61,27 +73,54 @@ class Fp8Gemms:
         looks: count what the casts of this step lose, for the state's table.
         """
         self.state.looks = looks
+        if looks:  # weights are cast again, to be counted
+            self._stale = self._unwritten = True
         self.prepare()
         for gemm in self.gemms.values():
             gemm.fresh = True
 
     def prepare(self) -> None:
-        """Cast the weights, if they have changed since: before the first forward of an evaluation."""
+        """Cast the weights, if they have changed since: before the first forward of an evaluation.
+
+        Those that are still on their way are cast as they arrive.
+        """
         if not self._stale:
             return
-        for gemm in self.gemms.values():
-            gemm.refresh()
-        if self.head is not None:
+        if self._params is not None and self._unwritten:
+            self._params.publish()
+        self._stale = self._unwritten = False
+        self._uncast = {*self._layers, "head"}
+        if self._arrival is None:
+            for part in (*self._layers, "head"):
+                self._cast(part)
+
+    def _before(self, part: str) -> None:
+        """The model is about to read this part's parameters."""
+        assert self._arrival is not None
+        self._arrival(part)
+        self._cast(part)
+
+    def _cast(self, part: str) -> None:
+        if part not in self._uncast:
+            return
+        self._uncast.remove(part)
+        for site, gemm in self.gemms.items():
+            if site.startswith(f"{part}."):
+                gemm.refresh()
+        if part == "head" and self.head is not None:
             self.head.refresh()
-        self._stale = False
 
     def step(self) -> list[str]:
         """After the optimizer's update: renew the scales; the cast weights are out of date.
+
+        Weights that are stored in fp8 are cast here, before they are gathered.
 
         Returns a sentence for each site that returns to bf16 for good, because it saturated too often.
         """
         self.state.step()
         self._stale = True
+        if self._params is not None:
+            self._params.write()
         if self.state.spec.patience == NEVER:
             return []
         found = {site: operand for site, operand in self.state.impatient() if site in self.gemms}
@@ -113,21 +152,22 @@ class Fp8Gemms:
             self._place_layer(name, self._layers[name])
 
     def forget(self) -> None:
-        """After an evaluation, whose values say nothing about training's."""
-        self.state.amax.zero_()
-        self._stale = True
+        """After an evaluation: its inputs say nothing about training's, its weights are the next step's."""
+        self.state.forget_inputs()
 
     def _place(self) -> None:
         """Find the linears of the state's sites, and put each where the model calls it."""
-        kind: type[BlockGemm] | type[Fp8Gemm] = BlockGemm if self.state.spec.blocks else Fp8Gemm
         for name, layer in self._layers.items():
             assert isinstance(layer, Block)
             linears = {"attention.qkv": layer.attention.qkv, "attention.proj": layer.attention.proj}
             linears |= {"mlp.fc1": layer.mlp.fc1, "mlp.fc2": layer.mlp.fc2}
             for part, linear in linears.items():
                 site = f"{name}.{part}"
-                if site in self.state.sites:
-                    self.gemms[site] = kind(site, linear, self.state)
+                if site in self.state.sites and self.state.spec.blocks:
+                    self.gemms[site] = BlockGemm(site, linear, self.state)
+                elif site in self.state.sites:
+                    keeps = self._keeps_transposed
+                    self.gemms[site] = Fp8Gemm(site, linear, self.state, keeps_transposed=keeps)
             self._place_layer(name, layer)
 
     def _place_layer(self, name: str, layer: nn.Module) -> None:

@@ -15,6 +15,7 @@ from redline.kernels.grad_norm import grad_statistics
 from redline.optim.adam_options import AdamOptions, Step
 from redline.optim.buffer import Buffer
 from redline.optim.groups import Group, segments
+from redline.optim.states import is_fp8
 
 
 class TritonUpdate:
@@ -77,12 +78,15 @@ class TritonUpdate:
 
 def _state(buffer: Buffer) -> FlatState:
     found = buffer.tensors
+    param, main = found["param"], found["main_param"]
+    if is_fp8(param):  # cast from the main parameters afterwards, by whoever knows the scales
+        param = main
     return FlatState(
-        found["param"],
+        param,
         found["main_grad"],
         found["exp_avg"],
         found["exp_avg_sq"],
-        None if found["main_param"] is found["param"] else found["main_param"],
+        None if main is param else main,
         found.get("exp_avg_top"),
         found.get("exp_avg_sq_top"),
     )

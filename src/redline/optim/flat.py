@@ -12,6 +12,8 @@ Layout
               zero
     main      where the main dtype is the parameter's, `main_param` and `param` are one storage; with
               `remainder`, a bf16 parameter and the int16 kept as `main_param` are together the fp32 value
+    fp8       a parameter of one byte an element is a code that needs a scale: nothing here writes or reads
+              it, whoever knows the scales does (`fp8_parts`)
     moments   of their dtype, or codes of 8 bits with the top of each block beside them (states.py)
     buckets   ranges of the buffer that are reduced and gathered as a whole (formulas/buckets.py)
     shards    what the optimizer updates. With a distributed optimizer each rank holds main parameters and
@@ -40,6 +42,7 @@ from redline.optim.pieces import Pieces, pieces_of
 from redline.optim.states import (
     CODES,
     Storage,
+    is_fp8,
     is_remainder,
     is_stored_as_it_is,
     numbers,
@@ -204,12 +207,25 @@ class FlatBuffers:
         """Store a whole main parameter: all of it as the parameter, and what is held in full precision."""
         halves = self.storage.main_beside(buffer.tensors["param"].dtype) == torch.int16
         param, kept = split_main(main) if halves else (main, main)
-        slot.view(buffer.tensors["param"]).copy_(param)
+        round_main(param, slot.view(buffer.tensors["param"]))
         for shard in self._held(buffer):
             low, high = _overlap(shard, slot.start, slot.end)
             if low < high:
                 part = kept.reshape(-1)[low - slot.start : high - slot.start]
                 shard.tensors["main_param"][low - shard.range[0] : high - shard.range[0]].copy_(part)
+
+    def fp8_parts(self) -> dict[str, list[tuple[Tensor, Tensor]]]:
+        """Of each parameter in fp8, by name: (main parameter, parameter) of what this rank updates, flat."""
+        found: dict[str, list[tuple[Tensor, Tensor]]] = {}
+        for shard in self.shards:
+            if not is_fp8(shard.tensors["param"]):
+                continue
+            for slot in shard.slots:
+                parts = found.setdefault(slot.name, [])
+                low, high = (place - shard.range[0] for place in _overlap(shard, slot.start, slot.end))
+                if low < high:
+                    parts.append((shard.tensors["main_param"][low:high], shard.tensors["param"][low:high]))
+        return found
 
     def flat(self, kind: Kind) -> list[Tensor]:
         """The flat buffers of a kind, padding included."""

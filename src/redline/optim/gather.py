@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from redline.comm import Transport, Work
 from redline.optim.flat import FlatBuffers
+from redline.optim.states import is_fp8
 
 
 @dataclass(slots=True)
@@ -40,9 +42,7 @@ class ParamGatherer:
         self._shard, self._overlap = shard, overlap
         self.buckets = [
             Gathering(
-                # `.data` counts its own versions: autograd must not take a part that arrives while others are
-                # in use already for a change of those.
-                buffer.tensors["param"].data[start:end],
+                _bytes_of(buffer.tensors["param"])[start:end],
                 tuple(slot.name for slot in buffer.slots if start <= slot.start < end),
             )
             for buffer in buffers.buffers
@@ -72,6 +72,15 @@ class ParamGatherer:
         """Wait for everything."""
         for bucket in self.buckets:
             bucket.wait()
+
+
+def _bytes_of(params: Tensor) -> Tensor:
+    """What travels: parameters as they are, or, in fp8, which Gloo does not know, as bytes.
+
+    `.data` counts its own versions: autograd must not take a part that arrives while others are in use
+    already for a change of those.
+    """
+    return params.data.view(torch.uint8) if is_fp8(params) else params.data
 
 
 def part_of(name: str) -> str:

@@ -8,7 +8,7 @@ for the few numbers that it logs and that move the loss scale.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,6 +106,7 @@ class Optimizer:
         *,
         decoupled_lr: float | None = None,
         loss: Tensor | None = None,
+        after_update: Callable[[], object] = lambda: None,
     ) -> StepResult:
         """Update the parameters from `main_grad`, which holds loss_scale times the gradient.
 
@@ -113,6 +114,7 @@ class Optimizer:
             lr, weight_decay: of this step.
             decoupled_lr: learning rate of word embedding and head; None means `lr`.
             loss: the step's loss, unscaled, a scalar on the device; it takes part in the check.
+            after_update: called once the parameters are updated (or left alone), before they are sent.
 
         The gradients are left as they are or divided; zero them before the next backward.
         Raises: TrainingError on a non-finite step under "stop", with the step left out.
@@ -133,6 +135,7 @@ class Optimizer:
                 found_inf=facts[0] if self._may_skip else None,
             )
         )
+        after_update()
         self.ranks.gatherer.start()
         return self._conclude(facts, has_loss=loss is not None)
 

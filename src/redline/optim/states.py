@@ -122,15 +122,20 @@ def main_parts(buffer: Buffer, start: int, end: int) -> Iterator[Tensor]:
         yield join_main(param[part], here) if is_remainder(buffer) else here
 
 
+def is_fp8(param: Tensor) -> bool:
+    """Whether a parameter is stored in a byte an element, whose meaning depends on a scale."""
+    return param.dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
+
+
 def round_main(main_param: Tensor, param: Tensor) -> None:
-    """Parameters from main parameters."""
-    if main_param.data_ptr() != param.data_ptr() and main_param.dtype != torch.int16:
+    """Parameters from main parameters, but those in fp8."""
+    if main_param.data_ptr() != param.data_ptr() and main_param.dtype != torch.int16 and not is_fp8(param):
         param.copy_(main_param)
 
 
 def widen(param: Tensor, main_param: Tensor) -> None:
-    """Main parameters from parameters."""
+    """Main parameters from parameters, but those in fp8."""
     if main_param.dtype == torch.int16:
         main_param.zero_()
-    elif main_param is not param:
+    elif main_param is not param and not is_fp8(param):
         main_param.copy_(param)

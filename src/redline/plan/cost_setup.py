@@ -10,7 +10,7 @@ from redline.config.flags import UNSET
 from redline.config.tree import options_by_field, value_of
 from redline.formulas.resolve import shape_of
 from redline.formulas.shape import ModelShape
-from redline.formulas.traffic import skipped_share
+from redline.formulas.traffic import gathered_bytes_each, skipped_share
 from redline.plan.grid import RankGrid, make_grid
 from redline.units import MIB
 
@@ -173,7 +173,7 @@ def setup_of(
         sequence_parallel=p.sequence_parallel and grid.tp > 1,
         sharding=shard,
         grad_bytes=2 if config.precision.grad_reduce_in_bf16 else 4,
-        gather_bytes=1 if config.precision.fp8_param_gather else 2,
+        gather_bytes=gathered_bytes_each(shape, config.precision.fp8_param_gather),
         overlap_grad_reduce=_on(get("overlap_grad_reduce"), overlaps) or shard in ("gradients", "parameters"),
         overlap_param_gather=_on(get("overlap_param_gather"), overlaps) or shard == "parameters",
         overlap_tp=config.overlap.tp_comm_overlap and p.sequence_parallel,

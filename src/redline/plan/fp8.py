@@ -20,12 +20,18 @@ MULTIPLES = {"delayed": 16, "tensorwise": 16, "blockwise": 128, "mxfp8": 32}
 class Fp8Plan:
     """Names of the sites that run in fp8, such as "layers.0.attention.qkv", and the record of why.
 
-    `weights` counts the elements of their matrices.
+    Attributes:
+        weights, head: elements of their matrices, and of the head's where it runs in fp8.
+        copies: fp8 casts of each weight that are kept; a transposed one may be made as it is needed.
+        stored: the weights exist in fp8 alone.
     """
 
     sites: tuple[str, ...]
     weights: int
     choices: tuple[Choice, ...]
+    head: int = 0
+    copies: int = 2
+    stored: bool = False
 
 
 def gemm_sites(shape: ModelShape) -> Iterator[tuple[str, int, int]]:
@@ -64,8 +70,6 @@ def plan_fp8(config: PrecisionConfig, shape: ModelShape, hardware: Hardware) -> 
             f"every GEMM of the layers stays in bf16: {reasons}.",
             "leave it out, or change what keeps them.",
         )
-    if config.fp8_output_proj:
-        weights += shape.padded_vocab_size * shape.hidden
     total = len(sites) + sum(map(len, kept.values()))
     head = ", and the head" if config.fp8_output_proj else ""
     where = f"{hardware.name} has fp8 units"
@@ -81,7 +85,16 @@ def plan_fp8(config: PrecisionConfig, shape: ModelShape, hardware: Hardware) -> 
     ]
     for reason, names in kept.items():
         choices.append(Choice("in bf16 beside fp8", "fp8", "bf16", f"{_listed(names)}: {reason}"))
-    return Fp8Plan(tuple(sites), weights, tuple(choices))
+    return Fp8Plan(
+        tuple(sites),
+        weights,
+        tuple(choices),
+        head=shape.padded_vocab_size * shape.hidden if config.fp8_output_proj else 0,
+        copies=1
+        if config.fp8_recipe in ("delayed", "tensorwise") and not config.keep_fp8_transpose_cache
+        else 2,
+        stored=config.fp8_param_gather,
+    )
 
 
 def _require_units(config: PrecisionConfig, hardware: Hardware) -> None:

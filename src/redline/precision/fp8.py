@@ -154,24 +154,32 @@ class Fp8State:
         return Scaling(scale, inverse, amax, self._counts[at], self.spec.dtype(operand))
 
     def casting(
-        self, scaling: Scaling, run: Callable[[Tensor, Tensor, Purpose], Result]
+        self, scaling: Scaling, run: Callable[[Tensor, Tensor, Purpose], Result], *, measured: bool = False
     ) -> tuple[Result, Tensor]:
         """What `run(scale, amax, Purpose.CAST)` gives, and the inverse scale that belongs to it.
 
         `run` casts by `scale` and raises `amax`; the first of its results is the operand, by rows. Where
-        tensors are measured first it runs for its largest value before, and only that counts.
+        tensors are measured first, and this one has not been, it runs for its largest value before, and only
+        that counts.
         """
         inverse = scaling.inverse
-        if self.measures:
+        if self.measures and not measured:
             amax = torch.zeros_like(scaling.amax)
             run(scaling.scale, amax, Purpose.MEASURE)
             limit = FP8_MAX[scaling.dtype] * 2.0**-self.spec.margin
-            scaling.scale.copy_(_scale_of(amax, limit, scaling.scale))
+            scaling.scale.copy_(scale_of(amax, limit, scaling.scale))
             inverse = scaling.scale.reciprocal()  # its own: the next cast has another
             scaling.inverse.copy_(inverse)
         if self.looks:
             self._look(scaling, run)
         return run(scaling.scale, scaling.amax, Purpose.CAST), inverse
+
+    def measure_weights(self, amax: Tensor) -> None:
+        """Scales of all weights by their largest values [sites], before they are cast in parts."""
+        place = OPERANDS.index("w")
+        limit = self._limits[place] * 2.0**-self.spec.margin
+        self.scale[:, place] = scale_of(amax, limit, self.scale[:, place])
+        self.inverse[:, place] = self.scale[:, place].reciprocal()
 
     def _look(self, scaling: Scaling, run: Callable[[Tensor, Tensor, Purpose], Result]) -> None:
         """Count what the cast is about to lose, from casts by other scales: no kernel counts by itself."""
@@ -223,9 +231,13 @@ class Fp8State:
         if not delayed or self.steps == 1 or self.steps % self.spec.interval == 0:
             amax = self.history.amax(-1) if delayed and self.spec.algo == "max" else seen
             limits = self._limits * 2.0**-self.spec.margin
-            self.scale.copy_(_scale_of(amax, limits, self.scale))
+            self.scale.copy_(scale_of(amax, limits, self.scale))
             self.inverse.copy_(self.scale.reciprocal())
         self.amax.zero_()
+
+    def forget_inputs(self) -> None:
+        """After an evaluation: what its casts saw of inputs says nothing about training's."""
+        self.amax[:, [OPERANDS.index("x"), OPERANDS.index("dy")]] = 0.0
 
     def saturated(self) -> Tensor:
         """bool [sites, 3]: whether a value of this step so far was cut off, by more than its rounding."""
@@ -289,8 +301,21 @@ class Fp8State:
         self.amax.zero_()
 
 
-def _scale_of(amax: Tensor, limit: Tensor | float, before: Tensor) -> Tensor:
+def measured_cast(
+    x_TC: Tensor, dtype: torch.dtype, kernels: bool, *, columns: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(q [T, C], q^T [C, T'] or empty, inverse scale [1]), scaled by the largest value of x itself."""
+    amax, one = torch.zeros(1, device=x_TC.device), torch.ones(1, device=x_TC.device)
+    fp8.cast(x_TC, one, amax, dtype, False, False, kernels)
+    scale = scale_of(amax, FP8_MAX[dtype], one)
+    q, qt = fp8.cast(x_TC, scale, amax, dtype, True, columns, kernels)
+    return q, qt, scale.reciprocal()
+
+
+def scale_of(amax: Tensor, limit: Tensor | float, before: Tensor) -> Tensor:
     """limit / amax; as before where nothing but zeros was seen, or nothing finite; never infinite."""
     largest = torch.finfo(torch.float32).max
+    if not isinstance(limit, Tensor):  # a number divided by a tensor is rounded twice: by its reciprocal
+        limit = amax.new_full((), limit)
     scale = (limit / amax).clamp(max=largest)
     return scale.where((amax > 0) & amax.isfinite(), before)

@@ -132,10 +132,8 @@ class TrainStep:
             self.schedules.weight_decay(at),
             decoupled_lr=self.schedules.decoupled_lr(at),
             loss=parts if self._z_total is None else parts[0],
+            after_update=self._renew_scales,
         )
-        if state.fp8 is not None:
-            for line in state.fp8.step():
-                self._say(line)
         self._free_cache(2)
         progress.patient = False  # the first step has ended
         progress.begins("after the step")
@@ -188,6 +186,11 @@ class TrainStep:
         loss = microbatch_loss(self.state.model, batch, weight, self._dropout(batch, iteration), *z)
         loss.backward()
         return loss.detach()
+
+    def _renew_scales(self) -> None:
+        """Of fp8, once the parameters are updated."""
+        for line in self.state.fp8.step() if self.state.fp8 is not None else ():
+            self._say(line)
 
     def _dropout(self, batch: Microbatch, iteration: Tensor) -> DropoutState | None:
         if self._dropout_keys is None:

@@ -85,6 +85,41 @@ def fp8_gather_needs(config: RunConfig) -> Broken:
 
 
 @rule(
+    "fp8-gather-recipe",
+    "fp8_param_gather",
+    "keep_fp8_transpose_cache",
+    "fp8_recipe",
+    why="with scales of blocks the two layouts of a weight are two casts, each made from the weight itself.",
+    training=True,
+)
+def fp8_gather_recipe(config: RunConfig) -> Broken:
+    p = config.precision
+    if p.fp8_recipe in ("delayed", "tensorwise") or not (p.fp8_param_gather or p.keep_fp8_transpose_cache):
+        return None
+    name = "--fp8-param-gather" if p.fp8_param_gather else "--keep-fp8-transpose-cache"
+    return f"{name} does not go with --fp8-recipe {p.fp8_recipe}.", "leave it out, or use tensorwise."
+
+
+@rule(
+    "fp8-gather-storage",
+    "fp8_param_gather",
+    "use_precision_aware_optimizer",
+    "fp8_return_to_bf16",
+    why="a weight in fp8 alone has no bf16 copy for the other to use.",
+    training=True,
+)
+def fp8_gather_storage(config: RunConfig) -> Broken:
+    p = config.precision
+    if not p.fp8_param_gather:
+        return None
+    if config.optim.use_precision_aware_optimizer:
+        return "--fp8-param-gather does not go with --use-precision-aware-optimizer.", "keep one of them."
+    if p.fp8_return_to_bf16 is not None:
+        return "--fp8-param-gather does not go with --fp8-return-to-bf16.", "keep one of them."
+    return None
+
+
+@rule(
     "mtp-positions",
     "mtp_num_layers",
     "position_embedding_type",
