@@ -70,6 +70,7 @@ def test_b046_gathered_in_fp8_the_bits_are_those_of_a_gather_in_16(tmp_path: Pat
         variants[f"{name} gathered"] = {**FP8, **recipe, **GATHER}
     variants["delayed gathered late"] = {**FP8, **GATHER, **late}
     variants["delayed gathered recomputed"] = {**FP8, **GATHER, **again}
+    variants["delayed gathered, states away"] = {**FP8, **GATHER, "optimizer_cpu_offload": True}
     found = on_ranks_of(2, variants, trained)
     states = {name: merged([rank[name]["state"] for rank in found]) for name in variants}
     for name in variants:
