@@ -97,6 +97,9 @@ def test_links_come_from_data_sheets() -> None:
         2 * slow.network.bytes_per_s
     )
     assert linked(fast, sheet, {}, seen).node == slow.node
+    measured = hardware_named("h200")
+    assert measured is not None and rates_of(measured).collectives
+    assert not linked(rates_of(measured), measured, {}, seen).collectives, "they were measured over NVLink"
     few = linked(fast, sheet, {"NCCL_IB_HCA": "mlx5_0,mlx5_1"}, None)
     assert few.network.bytes_per_s == pytest.approx(fast.network.bytes_per_s / 4)
     assert linked(fast, sheet, {"NCCL_IB_HCA": "mlx5"}, None) == fast

@@ -1,5 +1,7 @@
 """Durations: rooflines, collectives, bubble."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -67,6 +69,13 @@ def test_collectives_know_the_node() -> None:
     # Eight members in each of two nodes use eight network cards: NVLink is the limit again.
     assert collective_s(RATES, "all_gather", 1e9, 16) < 2 * collective_s(RATES, "all_gather", 1e9, 8)
     assert collective_s(RATES, "all_reduce", 1e9, 1) == 0 == collective_s(RATES, "all_reduce", 0, 8)
+
+
+def test_a_measured_collective_has_its_own_line_inside_a_node() -> None:
+    measured = replace(RATES, collectives={"all_gather": Link(bytes_per_s=1e11, latency_s=5e-5, hop_s=1e-6)})
+    assert collective_s(measured, "all_gather", 1e9, 2) == pytest.approx(5.1e-5 + 0.5e9 / 1e11)
+    for kind, stride in (("all_reduce", 1), ("all_gather", 8)):  # nobody measured it; it leaves the node
+        assert collective_s(measured, kind, 1e9, 2, stride) == collective_s(RATES, kind, 1e9, 2, stride)  # type: ignore[arg-type]
 
 
 def test_stream_and_bubble() -> None:

@@ -12,6 +12,9 @@ from redline.bench.comm import KINDS, bench_comm
 from redline.bench.gemm import bench_gemm
 from redline.config import Environment
 from redline.errors import UsageError
+from redline.hardware import hardware_named, read_links
+from redline.hardware.links import Line
+from redline.plan.cost_rates import rates_of
 
 from .ranks import on_ranks
 
@@ -36,6 +39,25 @@ def test_collectives_over_two_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     for fit in (row for row in rows if "fit" in row["case"]):
         assert (fit["backend"], fit["ranks"]) == ("gloo", 2) and fit["alpha_s"] >= 0 <= fit["beta_s_per_byte"]
     assert len(said) == len(KINDS)
+
+
+def test_the_lines_are_kept_for_predictions(tmp_path: Path) -> None:
+    """As the card's, without those that had no slope; where they cannot be, that is said."""
+
+    def fit(kind: str, rate: float | None) -> dict[str, Any]:
+        return {"case": f"{kind}{comm.FIT}", "ranks": 2, "alpha_s": 2e-5, "bytes_per_s": rate}
+
+    rows, said = [{"case": "all_reduce"}, fit("all_reduce", 1e11), fit("send", None)], list[str]()
+    comm.keep_links(tmp_path / "links.json", "NVIDIA H200", rows, said.append)
+    found = read_links(tmp_path / "links.json")["H200 SXM"]
+    assert dict(found.lines) == {"all_reduce": Line(2e-5, 1e11)} and found.ranks == 2
+    sheet = hardware_named("h200")
+    assert sheet is not None
+    measured = rates_of(sheet, measured={"H200 SXM": found}).collectives
+    assert measured["all_reduce"].bytes_per_s == 1e11 and rates_of(sheet).collectives.keys() > measured.keys()
+    (tmp_path / "file").write_text("")
+    comm.keep_links(tmp_path / "file" / "links.json", "NVIDIA H200", rows, said.append)
+    assert "kept in" in said[0] and "not kept" in said[1]
 
 
 def test_one_process_has_nobody_to_talk_to() -> None:

@@ -11,6 +11,7 @@ from published_runs import published
 
 from redline.config import PRESETS, RunConfig, with_values
 from redline.errors import ConfigError
+from redline.formulas.time import Rates
 from redline.hardware import SHEETS, detect_cpu, hardware_named
 from redline.plan.cost import ACCOUNTS, UNCERTAINTY, UNCERTAINTY_WIDE, StepCost, predict
 from redline.plan.cost_rates import rates_of
@@ -49,6 +50,22 @@ def costed(
 def setup(preset: str, *, world: int = 1, dialect: Any = "megatron", **values: Any) -> Setup:
     stated = {**PRESETS[preset], "bf16": True, "train_iters": 1, **values}
     return setup_of(with_values(RunConfig(), stated), world, dialect=dialect)
+
+
+def test_the_measured_links_of_two_h200s_explain_what_tensor_parallelism_costs_there() -> None:
+    """There each GPU reached 87.8% of one GPU's tokens/s (benchmarks/results/two-gpus-h200.json)."""
+    shape = {"num_layers": 8, "seq_length": 8192, "micro_batch_size": 1, "global_batch_size": 2, "bf16": True}
+    tp = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
+    measured = rates_of(hardware_named("h200"))  # type: ignore[arg-type]
+
+    def share(rates: Rates) -> float:
+        one = predict(setup("llama3-8b", dialect="redline", **shape), rates)
+        two = predict(setup("llama3-8b", world=2, dialect="redline", **shape, **tp), rates)
+        return two.tokens_per_s / one.tokens_per_s
+
+    sheet = replace(measured, collectives={})
+    assert abs(share(measured) - 0.878) < abs(share(sheet) - 0.878)
+    assert share(measured) == pytest.approx(0.878, abs=0.05)
 
 
 @pytest.mark.parametrize(("preset", "change", "micro", "length", "rate", "peak"), MEASURED)

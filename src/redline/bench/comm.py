@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import datetime
 import statistics
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +20,9 @@ from redline.errors import RedlineError, UsageError
 from redline.formulas.fit import fit_latency_and_rate
 from redline.formulas.time import Rates, collective_s
 from redline.formulas.traffic import Collective, sent_bytes
-from redline.hardware import detect
+from redline.hardware import MeasuredLinks, card_of, detect, write_links
+from redline.hardware.links import FILE as LINKS_FILE
+from redline.hardware.links import Line
 from redline.plan.cost_rates import rates_of
 from redline.run import choose_backend
 from redline.units import format_bytes, format_duration
@@ -30,12 +34,15 @@ ROUNDS = 5
 BATCH_BYTES = 1 << 26  # so much is sent between two looks at the clock,
 MOST_CALLS = 20  # in no more calls than that
 TIMEOUT_S = 120.0
+FIT = ", fit"  # behind a collective's name: the row of its line
 
 
 def bench_comm(
     environment: Environment, *, device_type: str, quick: bool, say: Callable[[str], object]
 ) -> list[dict[str, Any]]:
     """Measure every collective; every rank of the job calls it, and the first one gets the rows.
+
+    What GPUs of one node reach is kept in the cache folder, for the cost model (hardware/links.py).
 
     Raises: UsageError on one process, which has nobody to talk to.
     """
@@ -71,9 +78,32 @@ def bench_comm(
             rows += [*points, fit]
             if world.rank == 0:
                 say(_sentence(fit))
-        return rows if world.rank == 0 else []
+        if world.rank != 0:
+            return []
+        if device_type == "cuda" and environment.local_world_size == environment.world_size:
+            keep_links(environment.cache_dir / LINKS_FILE, torch.cuda.get_device_name(), rows, say)
+        return rows
     finally:
         close_world()
+
+
+def keep_links(path: Path, device: str, rows: list[dict[str, Any]], say: Callable[[str], object]) -> None:
+    """Keep the lines among `rows` as those of a card, and say so."""
+    fits = {row["case"].removesuffix(FIT): row for row in rows if row["case"].endswith(FIT)}
+    lines = {
+        kind: Line(fit["alpha_s"], fit["bytes_per_s"]) for kind, fit in fits.items() if fit["bytes_per_s"]
+    }
+    today = datetime.date.today().isoformat()
+    ranks, source = (
+        next(iter(fits.values()))["ranks"],
+        f"redline bench comm, {today}, torch {torch.__version__}",
+    )
+    try:
+        write_links(path, MeasuredLinks(card=card_of(device), ranks=ranks, lines=lines, source=source))
+    except OSError as error:
+        say(f"the lines are not kept: {path}: {error.strerror or error}")
+    else:
+        say(f"kept in {path}: predictions for {card_of(device)} use these lines from now on")
 
 
 def _point(
@@ -137,7 +167,7 @@ def _fit(kind: Collective, backend: str, ranks: int, points: list[dict[str, Any]
     alpha, beta = fit_latency_and_rate(sizes, seconds)
     errors = [(alpha + beta * size) / took - 1 for size, took in zip(sizes, seconds, strict=True)]
     return {
-        "case": f"{kind}, fit",
+        "case": f"{kind}{FIT}",
         "backend": backend,
         "ranks": ranks,
         "alpha_s": alpha,

@@ -36,7 +36,8 @@ from redline.doctor import (
 from redline.doctor.case import unstated
 from redline.errors import ConfigError, DataError, UsageError
 from redline.files import os_errors_as, write_json_atomic, write_text_atomic
-from redline.hardware import SHEETS, Hardware, glance, hardware_named
+from redline.hardware import SHEETS, Hardware, glance, hardware_named, read_links
+from redline.hardware.links import FILE as LINKS_FILE
 from redline.plan.cost_setup import Dialect, effective
 
 if TYPE_CHECKING:
@@ -183,6 +184,7 @@ def _case(asked: Any) -> tuple[Case, list[dict[str, Any]], str]:
         gpus_per_node=_per_node(asked, launch, hardware),
         assumed=tuple(each["name"] for each in assumed),
         environment=environment,
+        links=read_links(read_environment().cache_dir / LINKS_FILE),
         machine=machine,
         run=run,
     )

@@ -13,7 +13,7 @@ from redline.doctor.finding import Mend
 from redline.doctor.links import linked
 from redline.errors import RedlineError
 from redline.formulas.time import Rates
-from redline.hardware import BLACKWELL, TURING, Hardware
+from redline.hardware import BLACKWELL, TURING, Hardware, MeasuredLinks
 from redline.plan.cost import StepCost, predict
 from redline.plan.cost_rates import rates_of
 from redline.plan.cost_setup import Dialect, Setup, effective, setup_of
@@ -42,6 +42,7 @@ class Case:
         gpus_per_node: devices that share NVLink.
         assumed: names of facts that were assumed for the prediction ("gpu", "gpus", "vocab_size").
         environment: variable -> value, of the launch or of this process.
+        links: of cards whose collectives were measured here (`redline bench comm`).
         machine, run: what was measured or read of them.
     """
 
@@ -52,6 +53,7 @@ class Case:
     gpus_per_node: int = 8
     assumed: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    links: Mapping[str, MeasuredLinks] = field(default_factory=dict)
     machine: Machine | None = None
     run: RunRecord | None = None
 
@@ -184,7 +186,7 @@ class Case:
         if self.hardware is None:
             return None
         try:
-            rates = rates_of(self.hardware, gpus_per_node=self.gpus_per_node)
+            rates = rates_of(self.hardware, gpus_per_node=self.gpus_per_node, measured=self.links)
         except RedlineError:
             return None
         return linked(rates, self.hardware, self.environment, self.machine)

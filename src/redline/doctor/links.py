@@ -29,7 +29,7 @@ def linked(
         share = min(1.0, len(cards) / rates.gpus_per_node)
         network = replace(network, bytes_per_s=network.bytes_per_s * share)
     if through_host(environment, machine):
-        node = slower(node, host_link(hardware))
+        node, rates = slower(node, host_link(hardware)), replace(rates, collectives={})
     if environment.get("NCCL_NET_GDR_DISABLE") == "1" or environment.get("NCCL_NET_GDR_LEVEL") == "LOC":
         network = slower(network, host_link(hardware))
     return replace(rates, node=node, network=network)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from redline.formulas.traffic import Collective, sent_bytes
 
@@ -40,6 +40,7 @@ class Rates:
         units: multiprocessors, over which tiles are spread.
         kernel_s: start of one kernel on the device.
         node, network: links inside a node, and of one device to other nodes.
+        collectives: links inside a node as single collectives were measured to see them; others see `node`.
         gpus_per_node: devices that share `node`.
     """
 
@@ -52,6 +53,7 @@ class Rates:
     node: Link
     network: Link
     gpus_per_node: int
+    collectives: Mapping[str, Link] = field(default_factory=dict)
 
 
 def gemm_s(rates: Rates, m: float, n: float, k: float, dtype: str, slower: float = 1.0) -> float:
@@ -105,7 +107,8 @@ def collective_s(
     inside = stride * ranks <= rates.gpus_per_node
     nodes = 1 if inside else math.ceil(ranks / per_node)
     if inside:
-        rate, latency = rates.node.bytes_per_s, rates.node.latency_s + rates.node.hop_s * (ranks - 1)
+        link = rates.collectives.get(kind, rates.node)
+        rate, latency = link.bytes_per_s, link.latency_s + link.hop_s * (ranks - 1)
     else:
         rate = min(rates.node.bytes_per_s, rates.network.bytes_per_s * min(per_node, ranks))
         if kind in ("all_to_all", "send"):

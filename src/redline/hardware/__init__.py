@@ -3,6 +3,7 @@
 from redline.hardware.datasheet import SHEETS, DataSheet, find_sheet, hardware_named
 from redline.hardware.detect import detect, detect_cpu, driver_version, glance
 from redline.hardware.hardware import ADA, AMPERE, BLACKWELL, HOPPER, TURING, Hardware
+from redline.hardware.links import MeasuredLinks, card_of, links_of, read_links, write_links
 from redline.hardware.measure import measure_gemm_peak, with_measured_peak
 
 __all__ = [
@@ -14,12 +15,17 @@ __all__ = [
     "TURING",
     "DataSheet",
     "Hardware",
+    "MeasuredLinks",
+    "card_of",
     "detect",
     "detect_cpu",
     "driver_version",
     "find_sheet",
     "glance",
     "hardware_named",
+    "links_of",
     "measure_gemm_peak",
+    "read_links",
     "with_measured_peak",
+    "write_links",
 ]

@@ -7,11 +7,12 @@ published runs come out right. docs/doctor.md states how well they all do.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from redline.errors import ConfigError
 from redline.formulas.time import Link, Rates
-from redline.hardware import Hardware
+from redline.hardware import Hardware, MeasuredLinks, links_of
 
 MICROSECOND = 1e-6
 GIGABIT = 1e9 / 8
@@ -59,12 +60,19 @@ NETWORK_SHARE = 0.80
 ETHERNET_GBIT = 100  # of a node besides its InfiniBand, as in DGX A100 and H100; all its devices share it
 
 
-def rates_of(hardware: Hardware, *, gpus_per_node: int = 8, network_gbit: float | None = None) -> Rates:
+def rates_of(
+    hardware: Hardware,
+    *,
+    gpus_per_node: int = 8,
+    network_gbit: float | None = None,
+    measured: Mapping[str, MeasuredLinks] | None = None,
+) -> Rates:
     """The calibrated rates of a device.
 
     Args:
         gpus_per_node: devices that share NVLink (72 in an NVL72 rack).
         network_gbit: gigabits a second each device can send to other nodes; None takes its generation's.
+        measured: links by card, as `read_links` finds them; a card that is not there has the listed ones.
 
     Raises: ConfigError for a device without a data sheet.
     """
@@ -91,7 +99,24 @@ def rates_of(hardware: Hardware, *, gpus_per_node: int = 8, network_gbit: float 
         node=inside,
         network=_network(network_gbit or known.network_gbit),
         gpus_per_node=gpus_per_node,
+        collectives=_collectives(hardware, measured or {}),
     )
+
+
+def _collectives(hardware: Hardware, measured: Mapping[str, MeasuredLinks]) -> dict[str, Link]:
+    """Each measured collective's link: its start for so many ranks, and a hop more for each further one."""
+    links = links_of(hardware.name, measured)
+    if links is None:
+        return {}
+    hop_s = NODE["hop_s"]
+    return {
+        kind: Link(
+            bytes_per_s=line.bytes_per_s,
+            latency_s=max(0.0, line.alpha_s - hop_s * (links.ranks - 1)),
+            hop_s=hop_s,
+        )
+        for kind, line in links.lines.items()
+    }
 
 
 def host_link(hardware: Hardware) -> Link:
