@@ -61,7 +61,7 @@ LONG = pytest.mark.long
 
 
 @pytest.mark.parametrize(
-    "kind", ["gpt2", "qwen3", pytest.param("neox", marks=LONG), pytest.param("geglu", marks=LONG)]
+    "kind", ["gpt2", "qwen3", "sinks", pytest.param("neox", marks=LONG), pytest.param("geglu", marks=LONG)]
 )
 def test_layers_share_one_graph_and_give_the_bits_of_eager(
     kind: str, environment: Environment, monkeypatch: pytest.MonkeyPatch

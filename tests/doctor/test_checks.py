@@ -218,6 +218,28 @@ def test_compile_and_lengths(tmp_path: Path) -> None:
     assert "RL408" not in ids(case_of(tmp_path, script({"--use-torch-compile": None}), dialect="redline"))
 
 
+def launched(folder: Path, gpus: int, flags: str) -> dict[str, Any]:
+    """What a launch of `redline train` that waits for its host is told to change."""
+    text = (
+        "python pretrain_gpt.py --mock-data --vocab-size 32000 --num-layers 16 --hidden-size 512 "
+        "--num-attention-heads 8 --seq-length 256 --micro-batch-size 1 --global-batch-size 64 "
+        f"--train-iters 10 --bf16 {flags}\n"
+    )
+    found = diagnose(case_of(folder, text, gpus=gpus, dialect="redline")).findings
+    return dict(next(finding for finding in found if finding.id == "RL409").change.values)
+
+
+def test_a_host_that_is_waited_for_is_advised_what_the_rules_obey(tmp_path: Path) -> None:
+    """Compile first, then record, which several ranks cannot; selective recompute is never compiled."""
+    both = {"use_torch_compile": True, "cuda_graph_impl": "local"}
+    assert launched(tmp_path, 1, "").items() <= both.items()
+    assert launched(tmp_path, 1, "--use-torch-compile") == {"cuda_graph_impl": "local"}
+    assert launched(tmp_path, 8, "--use-distributed-optimizer") == {"use_torch_compile": True}
+    assert launched(tmp_path, 8, "--use-distributed-optimizer --use-torch-compile") == {}
+    selective = "--recompute-granularity selective --recompute-modules core_attn"
+    assert launched(tmp_path, 1, selective) == {"cuda_graph_impl": "local"}
+
+
 H100 = Gpu(
     index=0,
     name="NVIDIA H100 80GB HBM3",

@@ -131,6 +131,7 @@ CASES = {
     "squared relu": replace(GPT, **FEW_TOKENS, activation="squared-relu"),
     "hidden dropout": replace(GPT, **FEW_TOKENS, hidden_dropout=0.1),
     "attention dropout": replace(GPT, **FEW_TOKENS, attention_dropout=0.1),
+    "sinks": replace(LLAMA, **FEW_TOKENS, softmax_type="learnable"),
 }
 
 
@@ -144,6 +145,8 @@ def test_prediction_against_live_tensors(case, attention, dtype, batch):
     shape = CASES[case]
     if shape.attention_dropout and attention == "flash":
         pytest.skip("this backend takes no dropout")
+    if shape.softmax_type != "vanilla" and attention == "flash":
+        pytest.skip("PyTorch hands this backend no attention sinks")
     drop = bool(shape.hidden_dropout or shape.attention_dropout)
     run = MicrobatchShape(
         seq_length=96, micro_batch_size=batch, dtype=dtype, attention=attention, device="cpu"
@@ -160,10 +163,10 @@ def test_prediction_against_live_tensors(case, attention, dtype, batch):
 
 @pytest.mark.parametrize("segments", [False, True])
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_where_scores_are_the_peak(dropout, dtype, segments):
+@pytest.mark.parametrize(("dropout", "softmax"), [(0.0, "vanilla"), (0.1, "vanilla"), (0.0, "learnable")])
+def test_where_scores_are_the_peak(dropout, softmax, dtype, segments):
     """A long sequence of few channels: the S x S scores decide, to 3 %."""
-    shape = replace(gpt(2, 32, 4, SMALL), attention_dropout=dropout, max_positions=384)
+    shape = replace(gpt(2, 32, 4, SMALL), attention_dropout=dropout, softmax_type=softmax, max_positions=384)
     run = MicrobatchShape(seq_length=384, dtype=dtype, attention="unfused", device="cpu", segments=segments)
     _, peak = measure(shape, run, drop=bool(dropout))
     stage = training_memory(shape, run, StateDtypes(param=dtype)).fullest

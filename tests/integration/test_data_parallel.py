@@ -50,7 +50,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "recomputed": {**SHARDED, **SMALL, **RECOMPUTED},
     "dropout": {**SHARDED, **SMALL, "hidden_dropout": 0.1, "attention_dropout": 0.1},
     "packed": {**SHARDED, **SMALL, "packing": True},
-    "untied": {**SHARDED, **SMALL, "untie_embeddings_and_output_weights": True},
+    "untied": {**SHARDED, **SMALL, "untie_embeddings_and_output_weights": True, "softmax_type": "learnable"},
 }
 MODELS = (
     "train_iters",
@@ -58,6 +58,7 @@ MODELS = (
     "hidden_dropout",
     "attention_dropout",
     "untie_embeddings_and_output_weights",
+    "softmax_type",
 )
 
 

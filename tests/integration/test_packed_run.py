@@ -33,6 +33,7 @@ SHAPES = {
         "normalization": "RMSNorm",
         "activation": "swiglu",
         "qk_norm": "norm",
+        "softmax_type": "learnable",
         "bias_linear": False,
         "tied": False,
     },
@@ -60,6 +61,7 @@ def model_of(kind: str) -> Transformer:
         num_heads=4,
         num_groups=shape.num_groups,
         packed=True,
+        sinks=shape.softmax_type != "vanilla",
     )
     attention, _ = select_backend("auto", request)
     model = Transformer(shape, attention=attention, dtype=torch.float64)

@@ -33,7 +33,8 @@ VARIANTS = {
     "fp64": "--fp64",
     "cyclic": "--dataloader-type cyclic",
     "llama": "--swiglu --normalization RMSNorm --position-embedding-type rope --disable-bias-linear "
-    "--untie-embeddings-and-output-weights --group-query-attention --num-query-groups 2 --qk-layernorm",
+    "--untie-embeddings-and-output-weights --group-query-attention --num-query-groups 2 --qk-layernorm "
+    "--softmax-type learnable",
     "schedule": "--lr-decay-style cosine --lr-warmup-iters 2 --weight-decay-incr-style linear "
     "--start-weight-decay 0 --end-weight-decay 0.2 --decoupled-lr 3e-3",
     "sync-save": "--no-async-save",

@@ -56,7 +56,8 @@ def check(one, tmp_path: Path, world_size: int, variants) -> None:
 SP = {"sequence_parallel": True}
 FULL = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 2}
 SPREAD = {"distribute_saved_activations": True}
-QWEN = {**LLAMA, "qk_layernorm": True, "decoupled_lr": 1e-3}
+# Norms of queries and keys, and attention sinks, of which each rank holds those of its heads.
+QWEN = {**LLAMA, "qk_layernorm": True, "softmax_type": "learnable", "decoupled_lr": 1e-3}
 # One group of keys and values, which all ranks hold; positions, biases and norms in every place.
 SHARED = {**GPT, "group_query_attention": True, "num_query_groups": 1, "qk_layernorm": True}
 

@@ -47,6 +47,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "neox": {**GPT, "position": "rope", "rotary_percent": 0.5, "rotary_interleaved": True, "qk_norm": "norm"},
     "geglu": {**LLAMA, "activation": "geglu", "bias_linear": True, "bias_qkv": True, "qk_norm": "l2"},
     "quick-geglu": {**LLAMA, "activation": "quick-geglu", "softmax_scale": 0.2},
+    "sinks": {**LLAMA, "softmax_type": "learnable"},
+    "off-by-one": {**GPT, "softmax_type": "off-by-one"},
 }
 
 
@@ -78,6 +80,7 @@ def make_model(
             num_heads=shape.num_heads,
             num_groups=shape.num_groups,
             dropout=shape.attention_dropout > 0,
+            sinks=shape.softmax_type != "vanilla",
         ),
     )
     ops = local_ops(fuse_wgrad=fuse_wgrad) if ops is None else ops

@@ -82,9 +82,13 @@ def plain_forward(shape: ModelShape, p: dict[str, Tensor], tokens: Tensor, posit
         q, k, v = (heads(y, at, which) for which in "qkv")
         k, v = (t.repeat_interleave(shape.num_heads // shape.num_groups, 1) for t in (k, v))
         scores = q @ k.mT * (shape.head_dim**-0.5 if shape.softmax_scale is None else shape.softmax_scale)
-        probs = scores.masked_fill(
+        weights = scores.masked_fill(
             torch.ones(S, S, dtype=torch.bool, device=x.device).triu(1), -torch.inf
-        ).softmax(-1)
+        ).exp()
+        total = weights.sum(-1, keepdim=True)
+        if shape.softmax_type != "vanilla":
+            total = total + p.get(f"{at}.sink", x.new_zeros(shape.num_heads)).exp()[:, None, None]
+        probs = weights / total
         x = x + matmul((probs @ v).transpose(1, 2).flatten(2), f"{at}.proj")
         x = x + mlp(norm(x, f"layers.{layer}.mlp.norm"), f"layers.{layer}.mlp")
     return norm(x, "final_norm") @ p["embedding.word.weight" if shape.tied else "head.weight"].T

@@ -32,7 +32,7 @@ class Inputs:
         self.grad_SBND = torch.randn(
             (seq_length, batch, N, D), dtype=request.dtype, device=device, generator=generator
         )
-        self.sink_N = torch.zeros(N, dtype=request.dtype, device=device) if request.sinks else None
+        self.sink_N = _sinks(N, request) if request.sinks else None
         self.mask = mask_of(request, lengths, batch)
         self.request = request
 
@@ -49,6 +49,12 @@ class Inputs:
         """Forward and backward."""
         self.output(attention).backward(self.grad_SBND)
         self.qkv_SBX.grad = None
+
+
+def _sinks(num_heads: int, request: Request) -> Tensor:
+    """As the model hands them over: in fp32 at least, with a gradient."""
+    wide = torch.promote_types(request.dtype, torch.float32)
+    return torch.zeros(num_heads, dtype=wide, device=request.device_type, requires_grad=True)
 
 
 def mask_of(request: Request, lengths: Sequence[int], batch: int) -> MaskSpec:

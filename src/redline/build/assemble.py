@@ -176,6 +176,7 @@ def attention_request(config: RunConfig, plan: Plan, device: torch.device) -> Re
         packed=packs(config.data),
         window=shape.window,
         softcap=shape.softcap,
+        sinks=shape.softmax_type != "vanilla",
         deterministic=config.train.deterministic_mode,
         flash_version=config.attention.flash_attention_version,
     )

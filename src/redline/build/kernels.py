@@ -38,6 +38,8 @@ def kernel_conditions(
         limits["masked_softmax"] = f"{plan.seq_length} keys are above the kernel's {masked_softmax.MAX_COLS}"
     if shape.softcap:
         limits["masked_softmax"] = "the kernel knows no soft-capping of scores"
+    if shape.softmax_type != "vanilla":
+        limits["masked_softmax"] = "the kernel knows no attention sinks"
     return Conditions(
         device=device.type,
         precision=plan.precision,

@@ -180,6 +180,11 @@ class ModelConfig(Section):
         other=0.5,
         help="Attention scores x become c tanh(x / c), as in Gemma 2 (c = 50); 0: they stay.",
     )
+    softmax_type: Literal["vanilla", "off-by-one", "learnable"] = flag(
+        "vanilla",
+        help="Attention sinks: one more score a head in the softmax's sum, with no value; 0 (off-by-one), or "
+        "learnable. vanilla has none.",
+    )
 
 
 # Stated together, unless a preset or a checkpoint gives them.

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from redline.config.flags import UNSET
+from redline.config.rules import violations
 from redline.config.tree import options_by_field, with_values
 from redline.doctor.finding import Mend
 from redline.doctor.links import linked
@@ -249,6 +250,18 @@ class Case:
         environment = {name: value for name, value in self.environment.items() if name not in unset}
         environment |= {name: value for name, value in mend.environment.items() if value is not None}
         return replace(self, launch=launch, environment=environment)
+
+    def obeyed(self, mend: Mend) -> bool:
+        """Whether `redline train` does what a mend says: no value is refused, no further rule is broken."""
+        table = options_by_field()
+        if any(table[name].refusal(value) is not None for name, value in mend.values.items()):
+            return False
+        now, then = (
+            {problem.rule for problem in violations(each.config, explicit=each.launch.stated)}
+            for each in (self, self.mended(mend))
+            if each.launch is not None
+        )
+        return then <= now
 
     def saved(self, mend: Mend) -> float:
         """Share of the step time that a mend saves by the cost model; 0 where it cannot tell."""

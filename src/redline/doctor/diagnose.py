@@ -81,14 +81,11 @@ def diagnose(case: Case, *, lang: str = "en", checks: Iterable[Check] = CHECKS) 
 
 
 def _hits(case: Case, check: Check) -> list[Hit]:
-    """A check's hits; `redline train` is never advised an option that this release refuses."""
+    """A check's hits; `redline train` is never advised what this release or its rules refuse."""
     hits = check.hits(case)
     if case.dialect == "megatron" or case.launch is None:
         return hits
-    table = options_by_field()
-    obeyed = [
-        all(table[name].refusal(value) is None for name, value in hit.mend.values.items()) for hit in hits
-    ]
+    obeyed = [case.obeyed(hit.mend) for hit in hits]
     return [
         hit if works else replace(hit, mend=Mend())
         for hit, works in zip(hits, obeyed, strict=True)

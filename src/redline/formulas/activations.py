@@ -460,7 +460,8 @@ def _attention(shape: ModelShape, run: MicrobatchShape) -> Iterator[Held]:
         return
     if shape.softcap:
         yield Held("attention", "attention.core", "capped scores", P * run.wide)
-    yield Held("attention", "attention.core", "softmax", P * run.wide)
+    sinks = shape.softmax_type != "vanilla"  # one more column
+    yield Held("attention", "attention.core", "softmax", (P // S) * (S + sinks) * run.wide)
     if run.wide > e or run.segments or shape.attention_dropout:  # else they are the softmax itself
         yield Held("attention", "attention.core", "probabilities", P * e)
     masks = run.micro_batch_size if run.segments else 1

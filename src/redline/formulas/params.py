@@ -261,6 +261,8 @@ def _layer(shape: ModelShape, name: str, layer: int | None, moe: bool) -> Iterat
     if shape.qk_norm == "norm":
         yield from _norm(shape, f"{name}.attention.q_norm", head, layer)
         yield from _norm(shape, f"{name}.attention.k_norm", head, layer)
+    if shape.softmax_type == "learnable":
+        yield LogicalTensor(f"{name}.attention.sink", (shape.num_heads,), "column", "attention", layer)
     proj = f"{name}.attention.proj"
     yield from _linear(proj, (hidden, shape.q_size), "row", "attention", layer, shape.bias_linear)
     yield from _norm(shape, f"{name}.mlp.norm", hidden, layer)

@@ -73,6 +73,7 @@ def shape_of(
         softmax_scale=model.softmax_scale,
         window=model.window_size,
         softcap=model.attn_logit_softcapping,
+        softmax_type=model.softmax_type,
         init_std=model.init_method_std,
         embedding_init_std=_or(model.embedding_init_method_std, model.init_method_std),
         num_experts=num_experts,

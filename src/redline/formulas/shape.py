@@ -9,6 +9,7 @@ Activation = Literal["gelu", "gelu-tanh", "squared-relu", "quick-geglu", "geglu"
 Normalization = Literal["LayerNorm", "RMSNorm"]
 PositionEmbedding = Literal["learned_absolute", "rope", "none"]
 QKNorm = Literal["none", "norm", "l2"]
+SoftmaxType = Literal["vanilla", "off-by-one", "learnable"]
 
 GATED: frozenset[Activation] = frozenset(("quick-geglu", "geglu", "swiglu"))
 
@@ -65,6 +66,7 @@ class ModelShape:
     softmax_scale: float | None = None
     window: tuple[int, int] | None = None
     softcap: float = 0.0
+    softmax_type: SoftmaxType = "vanilla"
     init_std: float = 0.02
     embedding_init_std: float = 0.02
     # Mixture of experts: read by the formulas and the planner; training refuses num_experts > 0.

@@ -13,9 +13,10 @@ dtype, w = max(e, 4) that of the wide one; q = N D, kv = G D; F1 = 2 F for a gat
     q/k norm             w (q + kv) where e < w, and w (N + G); RMSNorm on a CPU also w (q + kv), L2 not
     q/k norm or rope     e (q + kv): the q and k that attention reads
     flash, fused, local  e q + w N: the output, which is also the input of proj, and the log-sum-exp
-    unfused              w N S + e q; e N S more where e < w or with dropout, N S for its mask. For B > 1 the
-                         products read copies of q, k and v (G = 1: not of all), e (q + 2 kv), in place of the
-                         three lines above; with q/k norm at e = w the output of qkv stays too
+    unfused              w N S + e q; w N more with attention sinks; e N S more where e < w or with dropout,
+                         N S for its mask. For B > 1 the products read copies of q, k and v (G = 1: not of
+                         all), e (q + 2 kv), in place of the three lines above; with q/k norm at e = w the
+                         output of qkv stays too
     output of fc1        e F1 (after the bias)
     activation           e F for the curve of a gate, 2 e F for that of quick-geglu, else nothing
     input of fc2         e F
@@ -46,7 +47,8 @@ from redline.attention import Attention, MaskSpec
 from redline.formulas.recompute import NOTHING, Recompute
 from redline.formulas.shape import ModelShape
 from redline.model.heads import Heads
-from redline.model.modules import Activation, Linear, Norm, Site
+from redline.model.main_grad import read
+from redline.model.modules import Activation, Linear, Norm, Site, parameter
 from redline.model.ops import Ops
 from redline.model.random import ATTENTION, ATTENTION_OUTPUT, MLP_OUTPUT, DropoutState, dropout_at
 from redline.model.recompute import checkpoint
@@ -80,6 +82,7 @@ class SelfAttention(nn.Module):
         self.proj = Linear(
             q, shape.hidden, bias=shape.bias_linear, linear=ops.row_linear, dtype=dtype, defer_bias=True
         )
+        self.sink = parameter(shape.num_heads, dtype=dtype) if shape.softmax_type == "learnable" else None
         self.q_norm = self.k_norm = None
         if shape.qk_norm != "none":
             affine = shape.qk_norm == "norm"
@@ -97,13 +100,7 @@ class SelfAttention(nn.Module):
         """[S, B, H] -> the residual stream [S, B, H], and what the next norm has yet to add to it."""
         n_SBH, x_SBH = self.norm.split(x_SBH) if self.norm.hands_on else (x_SBH, x_SBH)
         q_SBND, k_SBGD, v_SBGD = self._heads(self.qkv_site(n_SBH), rope)
-        core = partial(
-            self.attention,
-            mask=mask,
-            softmax_scale=self.softmax_scale,
-            dropout=dropout_at(dropout, ATTENTION, self.shape.attention_dropout),
-            softcap=self.shape.softcap,
-        )
+        core = partial(self._core, mask=mask, dropout=dropout)
         run = partial(checkpoint, core) if self.recompute_core else core
         context_SBND = run(q_SBND, k_SBGD, v_SBGD)
         y_SBH = self.proj_site(context_SBND.flatten(2))
@@ -111,6 +108,30 @@ class SelfAttention(nn.Module):
             return x_SBH, y_SBH
         output_dropout = dropout_at(dropout, ATTENTION_OUTPUT, self.shape.hidden_dropout)
         return self.ops.bias_dropout_add(y_SBH, self.proj.bias, x_SBH, output_dropout), None
+
+    def _core(
+        self, q_SBND: Tensor, k_SBGD: Tensor, v_SBGD: Tensor, *, mask: MaskSpec, dropout: DropoutState | None
+    ) -> Tensor:
+        """The attention itself, as the backend computes it: [S, B, N, D]."""
+        return self.attention(
+            q_SBND,
+            k_SBGD,
+            v_SBGD,
+            mask,
+            softmax_scale=self.softmax_scale,
+            dropout=dropout_at(dropout, ATTENTION, self.shape.attention_dropout),
+            softcap=self.shape.softcap,
+            sink_N=self._sinks(q_SBND),
+        )
+
+    def _sinks(self, q_SBND: Tensor) -> Tensor | None:
+        """The score of each head that no key has, in fp32 at least; None for the plain softmax."""
+        if self.sink is not None:
+            return read(self.sink)
+        if self.shape.softmax_type == "vanilla":
+            return None
+        wide = torch.promote_types(q_SBND.dtype, torch.float32)
+        return q_SBND.new_zeros(q_SBND.shape[2], dtype=wide)
 
     def _heads(self, qkv_SBX: Tensor, rope: RopeTable | None) -> tuple[Tensor, Tensor, Tensor]:
         """Cut the merged projection into heads, and normalise and rotate queries and keys."""

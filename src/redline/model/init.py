@@ -37,7 +37,7 @@ def init_tensors(
 
     Norms begin as the identity, biases at 0, matrices and embeddings as N(0, std^2). The two matrices of a
     layer that write into the residual stream have std / sqrt(2 L), so its variance does not grow with
-    depth. Padded rows of the vocabulary are 0.
+    depth. Attention sinks are N(0, std^2) too. Padded rows of the vocabulary are 0.
     """
     for name, physical in named:
         physical.zero_()
@@ -46,9 +46,10 @@ def init_tensors(
             logical, view = part.tensor.name, views[part.tensor.name]
             if logical.endswith("norm.weight"):
                 view.fill_(0.0 if shape.zero_centered_gamma else 1.0)
-            elif logical.endswith("weight"):
-                key, columns = stream_key(seed, "init", logical), part.tensor.size[1]
-                fill_normal_(view, _std(logical, shape), key, part.held.offset, columns)
+            elif logical.endswith((".weight", ".sink")):
+                key, columns = stream_key(seed, "init", logical), part.tensor.size[-1]
+                offset = (0, *part.held.offset)[-2:]  # a vector is one row
+                fill_normal_(view, _std(logical, shape), key, offset, columns)
 
 
 def _std(logical: str, shape: ModelShape) -> float:

@@ -335,6 +335,7 @@ def expected_attention(
     beyond_flash = model.attention_dropout > 0 or config.data.reset_attention_mask
     if hardware.kind == "cpu":  # PyTorch's flash kernel, which is plain or causal only
         plain = model.window_size is None and not model.attn_logit_softcapping and not packs(config.data)
+        plain &= model.softmax_type == "vanilla"
         return "flash" if plain and not beyond_flash else "unfused"
     if not narrow:
         return "unfused"

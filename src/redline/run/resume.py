@@ -19,7 +19,11 @@ from redline.run.folder import checkpoint_root, goes_on
 from redline.step import TrainState
 
 MOMENTS = ("exp_avg/*", "exp_avg_sq/*")
-LATER_FIELDS = {"window": None, "softcap": 0.0}  # left out where unset: earlier checkpoints lack them
+LATER_FIELDS = {
+    "window": None,
+    "softcap": 0.0,
+    "softmax_type": "vanilla",
+}  # left out where unset: earlier checkpoints lack them
 SCALES = ("fp8.*",)
 # What may differ in the same model: padding (a checkpoint holds true sizes), dropout, how weights began.
 FREE_FIELDS = ("padded_vocab_size", "hidden_dropout", "attention_dropout", "init_std", "embedding_init_std")

@@ -156,14 +156,14 @@ def compiled_blocks_stay(config: RunConfig) -> Broken:
     "graphs-and-full-recompute",
     "cuda_graph_impl",
     "recompute_granularity",
-    why="a graph of a block cannot hold the recomputation of whole layers.",
+    why="Megatron's graph of a layer cannot hold its recomputation; Redline's is not tested with it.",
 )
 def graphs_and_full_recompute(config: RunConfig) -> Broken:
     impl = config.compile.cuda_graph_impl
     if config.recompute.recompute_granularity != "full" or impl in ("none", "full_iteration"):
         return None
     what = f"--cuda-graph-impl {impl} does not go with --recompute-granularity full."
-    return what, "use --cuda-graph-impl full_iteration or selective recompute."
+    return what, "use selective recompute, or keep one of them (Megatron also has full_iteration)."
 
 
 RULES = rules_of(globals())

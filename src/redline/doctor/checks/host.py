@@ -120,8 +120,19 @@ def launch_bound(case: Case) -> Hit | None:
         return None
     mend = Mend(values={"cuda_graph_impl": "transformer_engine"})
     if case.dialect == "redline":
-        mend = Mend(values={"use_torch_compile": True})
+        mend = _fewer_launches(case)
     return Hit(at="micro_batch_size", words={"share": f"{share:.0%}"}, mend=mend)
+
+
+def _fewer_launches(case: Case) -> Mend:
+    """Compile, which goes with more; then record, which one process can; none where the rules refuse both."""
+    compiled, recorded = (
+        Mend(values=each) for each in ({"use_torch_compile": True}, {"cuda_graph_impl": "local"})
+    )
+    if not case.config.compile.use_torch_compile and case.obeyed(compiled):
+        return compiled
+    alone = case.world_size == 1 and case.config.compile.cuda_graph_impl == "none"
+    return recorded if alone and case.obeyed(recorded) else Mend()
 
 
 @check("RL410", "host", "warning", "profile", "record_memory_history")
