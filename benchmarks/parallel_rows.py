@@ -51,39 +51,50 @@ MODELS = {
     "8b": "--preset llama3-8b --num-layers 8",
     "1b": "--preset llama3.2-1b",
 }
+LARGE = f"{DP} --ddp-bucket-size 160000000"
+PUSHED = method("pushed")
+# Of tensor parallelism: a microbatch of two samples, so that the host stays ahead of the halved GEMMs.
+TWO = "--micro-batch-size 2"
 STEPS = {
     "8b": {
         "one GPU": "",
-        "sharded, both overlaps": DP,
-        "sp, all in the open": OPEN,
-        "sp": SP,
-        "sp, auto": AUTO,
         "sharded, no overlap": LATE,
+        "sharded, both overlaps": DP,
+        "sharded, buckets of 160 million": LARGE,
         "sharded, reduce overlapped": REDUCE,
+        "one GPU, two samples": TWO,
+        "sp, all in the open": f"{OPEN} {TWO}",
+        "sp": f"{SP} {TWO}",
+        "sp, auto": f"{AUTO} {TWO}",
+        "sp, pushed": f"{PUSHED} {TWO}",
+        "sp, pushed, gathers only": f"{PUSHED} {NO_RS} {NO_BULK} {TWO}",
+        "sp, pushed, scatters only": f"{PUSHED} {NO_AG} {NO_BULK} {TWO}",
+        "sp, bulk only": f"{AUTO} {NO_AG} {NO_RS} {TWO}",
+        "sp, symmetric": f"{method('symmetric')} {TWO}",
+        "sp, fp8": f"{SP} {FP8} {TWO}",
+        "one GPU again": "",
+        "sharded, both overlaps again": DP,
+        "sharded, buckets of 400 million": f"{DP} --ddp-bucket-size 400000000",
         "plain": "",
-        "sp, auto, gathers only": f"{AUTO} {NO_RS} {NO_BULK}",
-        "sp, auto, scatters only": f"{AUTO} {NO_AG} {NO_BULK}",
-        "sp, bulk only": f"{AUTO} {NO_AG} {NO_RS}",
-        "sp, pushed": method("pushed"),
-        "sp, symmetric": method("symmetric"),
         "one GPU, fp8": FP8,
         "sharded, fp8": f"{DP} {FP8}",
-        "sp, fp8": f"{SP} {FP8}",
-        "sharded, best mix": f"{DP} {FP8} --fp8-output-proj",
-        "sharded, buckets of 160 million": f"{DP} --ddp-bucket-size 160000000",
-        "sharded, buckets of 400 million": f"{DP} --ddp-bucket-size 400000000",
+        "one GPU, best mix": f"{FP8} --fp8-output-proj",
+        "sharded, best mix": f"{LARGE} {FP8} --fp8-output-proj",
         "one GPU, weight gradients apart": "--no-gradient-accumulation-fusion",
         "sharded, weight gradients apart": f"{DP} --no-gradient-accumulation-fusion",
     },
     "1b": {
         "one GPU": "",
         "sharded, both overlaps": DP,
-        "sp, all in the open": OPEN,
-        "sp, auto": AUTO,
+        "one GPU, two samples": TWO,
+        "sp, all in the open": f"{OPEN} {TWO}",
+        "sp": f"{SP} {TWO}",
+        "sp, auto": f"{AUTO} {TWO}",
+        "sp, pushed": f"{PUSHED} {TWO}",
         "sharded, no overlap": LATE,
         "sharded, reduce overlapped": REDUCE,
+        "sharded, buckets of 160 million": LARGE,
         "plain": "",
-        "sp": SP,
         "sharded, fp8": f"{DP} {FP8}",
         "sharded, weight gradients apart": f"{DP} --no-gradient-accumulation-fusion",
     },
@@ -91,7 +102,7 @@ STEPS = {
 
 
 def steps_words(model: str, layout: str, gpus: int) -> str:
-    """The run of a layout: two microbatches of 8192 tokens on every rank."""
+    """The run of a layout: two samples of 8192 tokens on every rank, or on both tensor-parallel ones."""
     samples = 2 if TP in layout else 2 * gpus
     return (
         f"{MODELS[model]} --seq-length 8192 --micro-batch-size 1 --global-batch-size {samples} --mock-data "

@@ -9,7 +9,7 @@ import torch
 from redline.choice import Choice
 from redline.comm import Group, Groups
 from redline.comm.linked_gemm import Chunked, LinkedGemm, Plain
-from redline.comm.measure import Timing, time_gather_gemm, time_gemm_scatter, total
+from redline.comm.measure import Sites, Timing, time_gathers, time_scatters
 from redline.comm.pushed import TURNS, Pushed
 from redline.comm.symmetric import SymmetricMemory, open_area, reserve
 from redline.config import OverlapConfig, RunConfig
@@ -20,7 +20,7 @@ from redline.plan import Plan
 
 CHUNKS = 2  # where nobody says, and nothing can be measured
 CANDIDATES = (2, 4)
-Timer = Callable[..., list[Timing]]
+Timer = Callable[[Sequence[LinkedGemm], Sites, Group], list[Timing]]
 
 
 def tensor_parallel(
@@ -42,9 +42,9 @@ def tensor_parallel(
     rows = plan.microbatch.tokens // group.size
     measure = device.type == "cuda"
 
-    def choose(name: str, wanted: bool, timer: Timer, *sizes: tuple[int, int]) -> LinkedGemm:
+    def choose(name: str, wanted: bool, timer: Timer, bulk: bool, *sizes: tuple[int, int]) -> LinkedGemm:
         def time(each: Sequence[LinkedGemm]) -> list[Timing]:
-            return total([timer(each, rows, K, N, dtype, group) for K, N in sizes])
+            return timer(each, Sites(rows, sizes, dtype, bulk), group)
 
         provider, ran, why = _choose(candidates if wanted else [], time if measure else None)
         asked = overlap.tp_comm_overlap_method
@@ -52,9 +52,11 @@ def tensor_parallel(
         return provider
 
     columns = (rank.hidden, rank.q_size + 2 * rank.kv_size), (rank.hidden, rank.fc1_size)
-    gather = choose("gather", overlap.tp_comm_overlap_ag, time_gather_gemm, *columns)
+    gather = choose("gather", overlap.tp_comm_overlap_ag, time_gathers, overlap.tp_comm_bulk_wgrad, *columns)
     summed = (rank.q_size, rank.hidden), (rank.ffn, rank.hidden)
-    scatter = choose("scatter", overlap.tp_comm_overlap_rs, time_gemm_scatter, *summed)
+    scatter = choose(
+        "scatter", overlap.tp_comm_overlap_rs, time_scatters, overlap.tp_comm_bulk_dgrad, *summed
+    )
     choices.append(_bulk(overlap))
     tp = TensorParallel(
         group=group,

@@ -14,7 +14,7 @@ from redline.comm.collectives import all_reduce
 from redline.comm.groups import Group
 from redline.comm.linked_gemm import LinkedGemm
 
-WARMUP, TIMED = 3, 10
+WARMUP, TIMED, GEMMS = 3, 10, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,48 +25,83 @@ class Timing:
     ms: float
 
 
-def time_gather_gemm(
-    providers: Sequence[LinkedGemm], rows: int, K: int, N: int, dtype: torch.dtype, group: Group
-) -> list[Timing]:
-    """gather([rows, K]) [K, N] by each provider, the fastest first."""
-    x, w = _operands(rows, K, N, dtype)
-    return _sorted(providers, lambda each: each.gather_gemm(x, w, group), group)
+@dataclass(frozen=True, slots=True)
+class Sites:
+    """GEMMs that are joined to a collective: `rows` of each rank, and (K, N) of each product.
+
+    Attributes:
+        bulk: also what travels behind another GEMM in backward.
+    """
+
+    rows: int
+    sizes: tuple[tuple[int, int], ...]
+    dtype: torch.dtype
+    bulk: bool = True
 
 
-def time_gemm_scatter(
-    providers: Sequence[LinkedGemm], rows: int, K: int, N: int, dtype: torch.dtype, group: Group
-) -> list[Timing]:
-    """scatter([size x rows, K] [K, N]) by each provider, the fastest first."""
-    x, w = _operands(group.size * rows, K, N, dtype)
-    return _sorted(providers, lambda each: each.gemm_scatter(x, w, group), group)
+def time_gathers(providers: Sequence[LinkedGemm], sites: Sites, group: Group) -> list[Timing]:
+    """gather([rows, K]) [K, N], and the gather alone behind the GEMM of dgrad; the fastest first."""
+    operands = _operands(sites.rows, sites)
+    outputs = [x.new_empty(group.size * sites.rows, w.shape[1]) for x, w in operands]
+
+    def run(provider: LinkedGemm) -> None:
+        for (x, w), dy in zip(operands, outputs, strict=True):
+            provider.gather_gemm(x, w, group)
+            if sites.bulk:
+                gathering = provider.gather(x, group)
+                dy @ w.T
+                gathering.wait()
+
+    return _sorted(
+        providers, run, lambda: [dy @ w.T for (_, w), dy in zip(operands, outputs, strict=True)], group
+    )
 
 
-def total(sites: Sequence[Sequence[Timing]]) -> list[Timing]:
-    """The sum over sites that the same providers were timed at, the fastest first."""
-    ms = {each.provider: 0.0 for each in sites[0]}
-    for timing in (timing for site in sites for timing in site):
-        ms[timing.provider] += timing.ms
-    return sorted((Timing(provider, each) for provider, each in ms.items()), key=lambda timing: timing.ms)
+def time_scatters(providers: Sequence[LinkedGemm], sites: Sites, group: Group) -> list[Timing]:
+    """scatter([size x rows, K] [K, N]), and the scatter alone behind the GEMM of wgrad; the fastest first."""
+    operands = _operands(group.size * sites.rows, sites)
+    outputs = [x.new_empty(len(x), w.shape[1]) for x, w in operands]
+
+    def run(provider: LinkedGemm) -> None:
+        for (x, w), y in zip(operands, outputs, strict=True):
+            provider.gemm_scatter(x, w, group)
+            if sites.bulk:
+                scattering = provider.scatter(y, group)
+                y.T @ x
+                scattering.wait()
+
+    return _sorted(providers, run, lambda: [x @ w for x, w in operands], group)
 
 
-def _operands(rows: int, K: int, N: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """A matrix and the transposed view of a weight, as a site multiplies them."""
-    x = torch.randn(rows, K, dtype=dtype, device="cuda")
-    return x, torch.randn(N, K, dtype=dtype, device="cuda").T
+def _operands(rows: int, sites: Sites) -> list[tuple[Tensor, Tensor]]:
+    """Of each product a matrix and the transposed view of a weight, as a site multiplies them."""
+    return [
+        (
+            torch.randn(rows, K, dtype=sites.dtype, device="cuda"),
+            torch.randn(N, K, dtype=sites.dtype, device="cuda").T,
+        )
+        for K, N in sites.sizes
+    ]
 
 
 def _sorted(
-    providers: Sequence[LinkedGemm], run: Callable[[LinkedGemm], object], group: Group
+    providers: Sequence[LinkedGemm],
+    run: Callable[[LinkedGemm], object],
+    gemms: Callable[[], object],
+    group: Group,
 ) -> list[Timing]:
-    times = torch.tensor([_median_ms(partial(run, each)) for each in providers], device="cuda")
+    times = torch.tensor([_median_ms(partial(run, each), gemms) for each in providers], device="cuda")
     slowest = all_reduce(times, group, "max").tolist()
     timings = [Timing(each, ms) for each, ms in zip(providers, slowest, strict=True)]
     return sorted(timings, key=lambda timing: timing.ms)
 
 
-def _median_ms(run: Callable[[], object]) -> float:
+def _median_ms(run: Callable[[], object], gemms: Callable[[], object]) -> float:
+    """Of TIMED calls, each behind GEMMS times the plain GEMMs: the host is ahead then, as in training."""
     marks: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
     for _ in range(WARMUP + TIMED):
+        for _ in range(GEMMS):
+            gemms()
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
         run()

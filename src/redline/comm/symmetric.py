@@ -53,11 +53,14 @@ class SymmetricArea:
         self._handle: Any = rendezvous(area, _name(group))
         self._area = area  # held: freed, it would be gone for the others too
         self._stream = torch.cuda.Stream(priority=-1)
+        self._views: dict[tuple[object, ...], Tensor] = {}  # a few; making one costs the host 10 us
 
     def view(self, rank: int, start: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """See PeerMemory."""
-        found: Tensor = self._handle.get_buffer(rank, shape, dtype, start // dtype.itemsize)
-        return found
+        key = (rank, start, shape, dtype)
+        if key not in self._views:
+            self._views[key] = self._handle.get_buffer(rank, shape, dtype, start // dtype.itemsize)
+        return self._views[key]
 
     @contextmanager
     def beside(self) -> Iterator[None]:
