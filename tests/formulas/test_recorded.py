@@ -57,5 +57,12 @@ def test_bytes() -> None:
     assert operator_bytes("EmbeddingFn", [index, table], ["long int", BF16]) == 6 * (8 + 2 * 2 * 8)
     assert operator_bytes("EmbeddingFnBackward", [[6, 8]], [BF16]) == 2 * 2 * 48
     assert operator_bytes("aten::view", [[3, 5]], ["float"]) is None
+    assert operator_bytes("aten::add_", [[3, 5], [3, 5]], ["float", BF16]) == 15 * (4 + 2 + 4)
+    assert operator_bytes("aten::masked_fill_", [[3, 5], [3, 1]], [BF16, "bool"]) == 15 * 2 * 2 + 3
+    with_main_grad = operator_bytes("EmbeddingFn", [index, table, table], ["long int", BF16, "float"])
+    assert with_main_grad == 6 * (8 + 2 * 2 * 8)
+    assert operator_bytes("RMSNormFnBackward", [[4, 5]], [BF16]) == 3 * 2 * 20
+    assert operator_bytes("GatedActivationFn", [[4, 10], [10]], [BF16, BF16]) == 2 * (40 + 10 + 20)
+    assert operator_bytes("GatedActivationFnBackward", [[4, 5]], [BF16]) == 5 * 2 * 20
     assert operator_bytes("aten::stack", [[[3, 5], [3, 5]]], ["TensorList"]) is None
     assert moves_nothing("aten::transpose") and not moves_nothing("aten::clone")

@@ -33,7 +33,7 @@ class Kernel:
     registers: int | None = None
 
 
-FLOATS = {"eps", "scale", "limit", "shift"}
+FLOATS = {"eps", "scale", "limit", "shift", "label_share", "other_share", "z_loss"}
 ODD = {
     "splits",
     "batch",
@@ -183,6 +183,20 @@ KERNELS = (
             "BLOCK_COLS": 1024,
         },
         8,
+    ),
+    Kernel(
+        "linear_cross_entropy.kernel:_loss_and_gradient_kernel",
+        {"logits": "bf16", "labels": "i64", "weights": "fp32", "loss": "fp32", "lse": "fp32"},
+        {
+            "SMOOTHED": False,
+            "WEIGHTED": True,
+            "SCALED": False,
+            "WRITE_GRADIENT": True,
+            "LANES": 4096,
+            "WIDTH": 8,
+        },
+        32,
+        wide=False,  # one logit is read alone: that of the label
     ),
     Kernel(
         "triton_common:_column_sums_kernel",

@@ -1,4 +1,4 @@
-"""Bias + squared ReLU against float64. Strides and compilation: the operator is that of test_bias_gelu."""
+"""Bias + squared ReLU against float64. Strides: the operator is that of test_bias_gelu."""
 
 from __future__ import annotations
 
@@ -56,6 +56,17 @@ def test_main_grad(device, impl):
     assert bias.grad is None
     want = 2.0 + 2.0 * (x.double() + bias.double()).relu().sum(0)
     torch.testing.assert_close(main_grad.double(), want, rtol=1e-5, atol=1e-5)  # fp32 sums of 19 terms
+
+
+def test_compiles_without_graph_break(device):
+    x, bias = torch.randn(6, 24, device=device), torch.randn(24, device=device)
+
+    def block(x, bias):
+        return fused(x * 2, bias) + 1
+
+    compiled = torch.compile(block, fullgraph=True, backend="aot_eager")
+    for eager, traced in zip(*(gradients(each, (x, bias), [x]) for each in (block, compiled)), strict=True):
+        torch.testing.assert_close(traced, eager)
 
 
 def test_refusals(device):

@@ -30,6 +30,13 @@ def test_room_states_its_bench_cases(room):
         assert {"fused", "eager"} <= set(case.providers)
 
 
+@pytest.mark.parametrize("room", sorted(set(ROOMS) - {"fp8"}))  # its casts run in GEMMs that compile refuses
+def test_room_is_held_to_compile_whole(room):
+    """torch.compile traces through each operator without a graph break: a test of the room says so."""
+    text = (Path(__file__).parent / f"test_{room}.py").read_text()
+    assert "fullgraph=True" in text, f"test_{room}.py compiles nothing"
+
+
 def test_every_room_imports_without_triton():
     """On a machine without Triton every operator imports, and its reference runs."""
     code = (

@@ -25,7 +25,7 @@ from redline.attention import MaskSpec, unfused_attention
 from redline.comm import Group, linked_gemm
 from redline.comm.collectives import Pending
 from redline.formulas.operators import WITHOUT_LOGITS
-from redline.formulas.recompute import full
+from redline.formulas.recompute import NOTHING, Recompute, full
 from redline.model import TensorParallel, fused_ops, parallel_gemm, tensor_parallel_ops
 from redline.model.block import Block
 from redline.model.rope import rope_table
@@ -83,6 +83,33 @@ def test_whole_layers_are_recomputed(kernel_device):
     ]
     assert_same(runs[0], runs[1], kernel_device)
     assert_same(runs[0], step(SHAPES["bare"], OPS["apart"], kernel_device), kernel_device)
+
+
+def test_attention_alone_is_recomputed(kernel_device):
+    """The selective recompute that goes with it: what it drops lies between the two norms."""
+    selective = Recompute(modules=frozenset({"core_attn", "activation"}))
+    runs = [
+        step(SHAPES["bare"], OPS["joined"], kernel_device, recompute=each) for each in (NOTHING, selective)
+    ]
+    assert_same(runs[1], runs[0], kernel_device)
+
+
+def test_packed_documents(kernel_device):
+    """Three documents in one row, positions counted anew in each: the bits of separate kernels."""
+    shape, found = SHAPES["q/k norm"], []
+    batch = make_batch(shape, B=1, S=12, device=kernel_device)
+    starts = torch.tensor([0, 5, 6, 12], dtype=torch.int32, device=kernel_device)
+    positions = torch.cat([torch.arange(n, device=kernel_device) for n in (5, 1, 6)])[None]
+    for ops in OPS.values():
+        model = make_model(
+            shape, torch.float32, kernel_device, main_grad=torch.float32, backend="unfused", ops=ops
+        )
+        hidden = model(batch.tokens, positions, MaskSpec(cu_seqlens=starts, max_seqlen=6))
+        loss = model.loss(hidden, batch.labels, batch.weights)
+        loss.backward()
+        found.append((loss.detach(), gradients(model)))
+    assert found[0][1]["layers.0.mlp.norm.weight"].abs().sum() > 0
+    assert_same(found[1], found[0], kernel_device)
 
 
 def block_inputs(shape, device):

@@ -27,7 +27,9 @@ _VIEWS = frozenset((
 ))  # fmt: skip
 
 _FILLS = frozenset(("aten::fill_", "aten::zero_", "aten::normal_", "aten::uniform_", "aten::bernoulli_"))
-_GATED = ("swiglu", "geglu", "aten::glu")
+_GATED = ("gatedactivation", "swiglu", "geglu", "aten::glu")
+# Functions that keep their input: what backward moves, in sizes of the one gradient that is recorded.
+_BACKWARDS = {"BiasActivationFnBackward": 3, "RMSNormFnBackward": 3, "LayerNormFnBackward": 3}
 
 # Where the two factors stand among the inputs.
 _PRODUCTS = {
@@ -123,17 +125,23 @@ def operator_bytes(name: str, dims: Dims, types: Sequence[str]) -> float | None:
     if any(word in lower for word in _GATED):
         # Backward reads gate and up, which it saved, and writes their gradients: twice the output's each.
         return float(read + 4 * largest if "backward" in lower else read + largest / 2)
+    if name in _BACKWARDS:
+        return float(read * _BACKWARDS[name])
     if "embedding" in lower and "backward" not in lower:
         return _embedding_bytes(dims, types)
     return float(read + largest)
 
 
 def _embedding_bytes(dims: Dims, types: Sequence[str]) -> float | None:
-    """Of a look-up: each index, and each row read and written; of several tables all rows."""
-    indices, rows = 0, 0
+    """Of a look-up: each index, and each row read and written; of several tables all rows.
+
+    A second table of the same shape is the buffer of the first one's gradient.
+    """
+    indices, rows, tables = 0, 0, []
     for shape, kind in zip(dims, types, strict=False):
         if kind.lower() in ("long int", "long", "int"):
             indices = max(indices, prod(shape))
-        elif kind.lower() in _ITEM_BYTES and len(shape) == 2:
+        elif kind.lower() in _ITEM_BYTES and len(shape) == 2 and shape not in tables:
             rows += shape[1] * _ITEM_BYTES[kind.lower()]
+            tables.append(shape)
     return float(indices * (8 + 2 * rows)) if indices and rows else None
