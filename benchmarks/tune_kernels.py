@@ -78,29 +78,42 @@ def _rows(threads_per_row: int, programs: int) -> Callable[[int], RowConfig]:
 def choices() -> Iterator[tuple[str, str, str, str, Any]]:
     """(operator, what, module, name, value)."""
     for op in ("rms_norm", "layer_norm"):
-        for elements in (8, 16, 32):
-            for warps in (8, 16, 24, 32):
+        for elements in (8, 16):
+            for warps in (16, 32):
                 what = f"backward: {elements} elements a thread, {warps} warps an SM"
                 yield op, what, "norm_triton", "backward_config", _rows(elements, warps)
-        for tile, warps in ((4096, 4), (4096, 8), (8192, 8), (8192, 4), (16384, 16)):
+        for tile, warps in ((4096, 4), (8192, 8), (16384, 8)):
             tiles = lambda cols, t=tile, w=warps: TileConfig(max(1, t // cols), next_power_of_2(cols), w)  # noqa: E731
             yield op, f"forward: tile {tile}, {warps} warps", "norm_triton", "forward_config", tiles
-    for programs in (3, 4, 5, 6, 7, 8):
+    for programs in (6, 7):
         both = {False: programs, True: programs}
         yield "qk_norm", f"{programs} programs an SM", "qk_norm.kernel", "PROGRAMS_PER_SM", both
-    for rows, warps in ((8, 2), (8, 4), (32, 4), (32, 8)):
+    for rows, warps in ((8, 4), (32, 8)):
         heads = lambda n, g, d, r=rows, w=warps: HeadConfig(r, min(r, 8), next_power_of_2(d), w)  # noqa: E731
         yield "qk_norm", f"{rows} heads a tile, {warps} warps", "qk_norm.kernel", "head_config", heads
-    for block, warps in ((8, 1), (8, 2), (16, 2), (64, 4), (64, 8)):
+    for block, warps in ((4, 1), (8, 1), (8, 2), (16, 2)):
         turns = lambda n, half, rest, b=block, w=warps: TurnConfig(b, next_power_of_2(half), rest, w)  # noqa: E731
         yield "rotary", f"{block} heads, {warps} warps", "rotary.kernel", "head_config", turns
-    for programs in (4, 5, 6, 7, 8, 10, 14):
+    for rows, warps in ((1, 1), (1, 2), (1, 4), (2, 2), (2, 4)):
+        softmax = lambda cols, r=rows, w=warps: TileConfig(r, next_power_of_2(cols), w)  # noqa: E731
+        what = f"{rows} rows, {warps} warps"
+        yield "masked_softmax", what, "masked_softmax.kernel", "row_config", softmax
+    for cache in (("", ""), ("evict_last", ""), ("evict_last", "evict_first"), ("", "evict_first")):
+        what = f"eviction {cache}"
+        yield "linear_cross_entropy", what, "linear_cross_entropy.kernel", "CACHE", cache
+    for warps in (16, 32):
+        yield "linear_cross_entropy", f"{warps} warps", "linear_cross_entropy.kernel", "MAX_WARPS", warps
+    for warps in (4, 8, 16):
+        yield "cross_entropy", f"forward: {warps} warps", "cross_entropy.kernel", "FORWARD_WARPS", warps
+    for lanes in (512, 1024, 2048):
+        yield "grad_norm", f"{lanes} lanes", "grad_norm.kernel", "LANES", lanes
+    for programs in (7, 10):
         what = f"{programs} programs an SM"
         yield "bias_dropout_add", what, "bias_dropout_add.kernel", "PROGRAMS_PER_SM", programs
-    for tile, columns in ((1024, 1024), (2048, 1024), (2048, 2048), (4096, 1024)):
+    for tile, columns in ((2048, 1024), (2048, 2048)):
         shapes = lambda cols, t=tile, c=columns: TileConfig(t // c, c, 4)  # noqa: E731
         yield "bias_dropout_add", f"tile {tile} / {columns}", "bias_dropout_add.kernel", "tile_config", shapes
-    for rows in (4, 8, 16):
+    for rows in (2, 4, 8):
         yield "embedding", f"{rows} rows a step", "embedding.kernel", "RUN_ROWS", rows
     for block in (512, 1024, 2048):
         yield "embedding", f"{block} columns a program", "embedding.kernel", "RUN_BLOCK", block

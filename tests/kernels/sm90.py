@@ -191,6 +191,8 @@ KERNELS = (
             "SMOOTHED": False,
             "WEIGHTED": True,
             "SCALED": False,
+            "FIRST": "evict_last",
+            "SECOND": "evict_first",
             "WRITE_GRADIENT": True,
             "LANES": 4096,
             "WIDTH": 8,

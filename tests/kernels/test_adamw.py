@@ -176,14 +176,15 @@ def test_device_hyperparameters_are_the_host_ones(device):
 def test_new_hyperparameters_compile_nothing(device):
     if device == "cpu":
         pytest.skip("the interpreter compiles nothing")
-    from redline.kernels.adamw import kernel
+    from redline.kernels.adamw.kernel import _adamw_kernel
 
+    caches = _adamw_kernel.kernel.device_caches  # Triton's own, below the launch
     state = draw(1024, STORAGE[0], device)
     for step in (1, 2, 3):
         adamw_(state, adamw_hyper(step=step, lr=[1e-3 / step], weight_decay=[0.1], **BETAS, device=device))
         if step == 1:
-            compiled = sum(len(entry[0]) for entry in kernel._adamw_kernel.device_caches.values())
-    assert sum(len(entry[0]) for entry in kernel._adamw_kernel.device_caches.values()) == compiled
+            compiled = sum(len(entry[0]) for entry in caches.values())
+    assert sum(len(entry[0]) for entry in caches.values()) == compiled > 0
 
 
 def test_what_is_wrong_is_loud(device):

@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 
 from redline.kernels.common import next_power_of_2
+from redline.kernels.triton_common import LOG2_E
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,26 +56,32 @@ def token_and_weight(labels_ptr, weights_ptr, row, WEIGHTED: tl.constexpr):
 
 @triton.jit
 def row_statistics(
-    row_ptr, num_columns, vocab_size, LOGIT_SUM: tl.constexpr, LANES: tl.constexpr, WIDTH: tl.constexpr
-):
-    """(max, sum of exp(x - max), sum of x) over a row's first `vocab_size` columns; (-inf, 0, 0) of none."""
+    row_ptr, num_columns, vocab_size, LOGIT_SUM: tl.constexpr, LANES: tl.constexpr, WIDTH: tl.constexpr,
+    CACHE: tl.constexpr = "",
+):  # fmt: skip
+    """(max, sum of exp(x - max), sum of x) over a row's first `vocab_size` columns; (-inf, 0, 0) of none.
+
+    CACHE is the eviction policy of what is read.
+    """
     tile = tl.arange(0, LANES)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
     peak = tl.full([LANES], -float("inf"), tl.float32)
     total = tl.zeros([LANES], tl.float32)
     logit_sum = tl.zeros([LANES], tl.float32)
     for start in range(0, num_columns, LANES * WIDTH):
         column = start + tile
-        x = tl.load(row_ptr + column, mask=column < num_columns, other=0.0).to(tl.float32)
+        x = tl.load(row_ptr + column, mask=column < num_columns, other=0.0, eviction_policy=CACHE)
+        x = x.to(tl.float32)
         if LOGIT_SUM:
             logit_sum += tl.sum(tl.where(column < vocab_size, x, 0.0), axis=1)
         x = tl.where(column < vocab_size, x, -float("inf"))
         new_peak = tl.maximum(peak, tl.max(x, axis=1))
         shift = tl.where(new_peak == -float("inf"), 0.0, new_peak)  # -inf - -inf would be NaN
-        total = total * tl.exp(peak - shift) + tl.sum(tl.exp(x - shift[:, None]), axis=1)
+        weight = tl.exp2((x - shift[:, None]) * LOG2_E)
+        total = total * tl.exp2((peak - shift) * LOG2_E) + tl.sum(weight, axis=1)
         peak = new_peak
     row_peak = tl.max(peak, axis=0)
     shift = tl.where(row_peak == -float("inf"), 0.0, row_peak)
-    return row_peak, tl.sum(total * tl.exp(peak - shift), axis=0), tl.sum(logit_sum, axis=0)
+    return row_peak, tl.sum(total * tl.exp2((peak - shift) * LOG2_E), axis=0), tl.sum(logit_sum, axis=0)
 
 
 @triton.jit
@@ -89,6 +96,6 @@ def label_logit(row_ptr, label, vocab_start, num_local, vocab_size):
 @triton.jit
 def logit_gradient(x, column, lse, scale, local_label, num_local, label_share, other_share, z_loss):
     """scale * d loss / d x, 0 in the padding."""
-    grad = tl.exp(x - lse) * (1.0 + 2.0 * z_loss * lse) - other_share
+    grad = tl.exp2((x - lse) * LOG2_E) * (1.0 + 2.0 * z_loss * lse) - other_share
     grad = tl.where(column == local_label, grad - label_share, grad)
     return tl.where(column < num_local, grad * scale, 0.0)

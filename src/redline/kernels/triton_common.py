@@ -15,6 +15,9 @@ from redline.errors import ShapeError
 from redline.kernels.common import ceil_div
 from redline.kernels.launch import launchable
 
+# exp(x) as exp2(x * LOG2_E) flushes what is denormal, which spares 3 of some 10 instructions an element.
+LOG2_E = tl.constexpr(1.4426950408889634)
+
 
 @triton.jit
 def philox_words(k0, k1, iteration, sample, block):

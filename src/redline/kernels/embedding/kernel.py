@@ -40,8 +40,9 @@ def _gather_kernel(
     tokens_ptr, weight_ptr, positions_ptr, position_weight_ptr, out_ptr, weight_stride, position_stride,
     hidden, start, num_rows, vocab_size, num_positions, POSITIONS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    token = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    blocks = tl.cdiv(hidden, BLOCK)  # those of a row follow one another
+    token = (tl.program_id(0) // blocks).to(tl.int64)
+    column = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
     mask = column < hidden
     x = _row(tokens_ptr, weight_ptr, token, weight_stride, start, num_rows, vocab_size, column, mask)
     if POSITIONS:
@@ -67,7 +68,8 @@ def _run_kernel(
     ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Most runs have one row, so the first row's way is short: ids and place together, then both rows."""
-    head = tl.program_id(0)
+    blocks = tl.cdiv(hidden, BLOCK)
+    head = tl.program_id(0) // blocks
     identity = tl.load(sorted_ptr + head)
     previous = tl.load(sorted_ptr + head - 1, mask=head > 0, other=-1)
     following = tl.load(sorted_ptr + head + 1, mask=head + 1 < num_tokens, other=-1)
@@ -75,7 +77,7 @@ def _run_kernel(
     local = identity.to(tl.int64) - start
     is_head = (head == 0) | (identity != previous)
     if is_head & (local >= 0) & (local < num_rows):
-        column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+        column = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
         mask = column < hidden
         out_ptr = main_grad_ptr + local * hidden + column
         grad = tl.load(out_ptr, mask=mask, other=0.0).to(tl.float32)
@@ -106,7 +108,7 @@ def gather(
         if position_weight_PH is not None:
             position_stride, num_positions = position_weight_PH.stride(0), len(position_weight_PH)
         with on_device_of(out):
-            _gather_kernel[(tokens.numel(), ceil_div(hidden, block))](
+            _gather_kernel[(tokens.numel() * ceil_div(hidden, block),)](
                 tokens, weight_VH, positions, position_weight_PH, out, weight_VH.stride(0),
                 position_stride, hidden, vocab_start, rows, vocab_size, num_positions,
                 POSITIONS=positions is not None, BLOCK=block, num_warps=max(1, min(4, block // 256)),
@@ -122,7 +124,7 @@ def accumulate(main_grad_VH: Tensor, ids: Tensor, dout_TH: Tensor, vocab_start: 
     sorted_T, order_T = ids.reshape(-1).to(torch.int32).sort(stable=True)
     block = min(RUN_BLOCK, next_power_of_2(hidden))
     with on_device_of(dout_TH):
-        _run_kernel[(tokens, ceil_div(hidden, block))](
+        _run_kernel[(tokens * ceil_div(hidden, block),)](
             sorted_T, order_T, dout_TH, main_grad_VH, tokens, hidden, dout_TH.stride(0), vocab_start,
             min(len(main_grad_VH), vocab_size - vocab_start),
             ROWS=RUN_ROWS, BLOCK=block, num_warps=max(1, block // 256),

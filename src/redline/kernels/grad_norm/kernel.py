@@ -34,9 +34,13 @@ def _piece_kernel(
     squares = tl.zeros([LANES], tl.float64)
     nonfinite = tl.zeros([LANES], tl.int32)
     nonzero = tl.zeros([LANES], tl.int32)
-    for start in range(0, PIECE, LANES * WIDTH):
-        index = piece_start + start + tile
-        x = tl.load(grad_ptr + index, mask=index < num_elements, other=0.0).to(tl.float32)
+    end = tl.minimum(piece_start + PIECE, num_elements)
+    index = piece_start + tile
+    ahead = tl.load(grad_ptr + index, mask=index < end, other=0.0)
+    for _ in range(0, PIECE, LANES * WIDTH):
+        x = ahead.to(tl.float32)
+        index += LANES * WIDTH  # the next tile is on its way while this one is summed
+        ahead = tl.load(grad_ptr + index, mask=index < end, other=0.0)
         wide = x.to(tl.float64)
         squares += tl.sum(wide * wide, axis=1)
         nonfinite += tl.sum((x - x != 0.0).to(tl.int32), axis=1)  # NaN and Inf less themselves are NaN

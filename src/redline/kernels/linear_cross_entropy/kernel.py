@@ -26,6 +26,7 @@ from redline.kernels.loss_triton import (
 )
 
 MAX_WARPS = 32
+CACHE = ("", "")  # eviction policies of the first and of the second read
 
 
 @launchable
@@ -34,7 +35,7 @@ def _loss_and_gradient_kernel(
     logits_ptr, labels_ptr, weights_ptr, grad_scale_ptr, loss_ptr, lse_ptr, row_stride, num_columns,
     vocab_size, label_share, other_share, z_loss,
     SMOOTHED: tl.constexpr, WEIGHTED: tl.constexpr, SCALED: tl.constexpr, WRITE_GRADIENT: tl.constexpr,
-    LANES: tl.constexpr, WIDTH: tl.constexpr,
+    LANES: tl.constexpr, WIDTH: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     label, weight = token_and_weight(labels_ptr, weights_ptr, row, WEIGHTED)
@@ -44,7 +45,9 @@ def _loss_and_gradient_kernel(
     lse = 0.0
     if weight != 0.0:
         target = label_logit(row_ptr, label, 0, vocab_size, vocab_size)
-        peak, total, logit_sum = row_statistics(row_ptr, num_columns, vocab_size, SMOOTHED, LANES, WIDTH)
+        peak, total, logit_sum = row_statistics(
+            row_ptr, num_columns, vocab_size, SMOOTHED, LANES, WIDTH, FIRST
+        )
         lse = peak + tl.log(total)
         loss = lse - label_share * target + z_loss * lse * lse
         if SMOOTHED:
@@ -58,7 +61,9 @@ def _loss_and_gradient_kernel(
             num_tiles = tl.cdiv(num_columns, COLUMNS)
             for tile in range(0, num_tiles):
                 column = (num_tiles - 1 - tile) * COLUMNS + tl.arange(0, COLUMNS)
-                x = tl.load(row_ptr + column, mask=column < num_columns, other=0.0).to(tl.float32)
+                x = tl.load(
+                    row_ptr + column, mask=column < num_columns, other=0.0, eviction_policy=SECOND
+                ).to(tl.float32)
                 grad = logit_gradient(
                     x, column, lse, scale, label, vocab_size, label_share, other_share, z_loss
                 )
@@ -90,5 +95,5 @@ def loss_and_gradient(
             spec.vocab_size, spec.label_share, spec.other_share, spec.z_loss,
             SMOOTHED=spec.label_smoothing != 0.0, WEIGHTED=weights_C is not None,
             SCALED=grad_scale is not None, WRITE_GRADIENT=write_gradient,
-            LANES=tiles.lanes, WIDTH=tiles.width, num_warps=tiles.num_warps,
+            LANES=tiles.lanes, WIDTH=tiles.width, FIRST=CACHE[0], SECOND=CACHE[1], num_warps=tiles.num_warps,
         )  # fmt: skip

@@ -23,13 +23,14 @@ from redline.kernels.common import (
     on_device_of,
 )
 from redline.kernels.launch import launchable
+from redline.kernels.triton_common import LOG2_E
 
 
 @functools.cache
 def row_config(cols: int) -> TileConfig:
-    """Whole rows, 16 elements a thread (32 above 8192 columns)."""
+    """Whole rows, 32 elements a thread (64 above 16384 columns): a row has costs beside its elements."""
     block_cols = next_power_of_2(cols)
-    warps = 4 if block_cols <= 2048 else 8 if block_cols <= 4096 else 16
+    warps = min(16, max(2, block_cols // 1024))
     return TileConfig(max(1, 2048 // block_cols), block_cols, warps)
 
 
@@ -43,28 +44,32 @@ def _masked_softmax_fwd_kernel(
     narrow = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)  # fewer than 2^31 rows
     row, query, batch = narrow.to(tl.int64), narrow % queries, narrow // queries // heads
     col = tl.arange(0, BLOCK_COLS)[None, :]
-    inside = (row < rows)[:, None] & (col < cols)
-    group = col // 16 * 16  # reads are cut in whole groups of 16, so that they stay 16 bytes wide
-    read, valid = inside, inside
+    limit = tl.where(row < rows, cols, 0)  # of what causality and padding leave: one comparison an element
     if CAUSAL:
-        last = query[:, None] + (cols - queries)
-        read, valid = read & (group <= last), valid & (col <= last)
+        limit = tl.minimum(limit, query + 1 + cols - queries)
     if lengths_ptr is not None:
-        length = tl.load(lengths_ptr + batch, mask=row < rows, other=0)[:, None]
-        read, valid = read & (group < length), valid & (col < length)
+        limit = tl.minimum(limit, tl.load(lengths_ptr + batch, mask=row < rows, other=0).to(tl.int32))
+    limit = limit[:, None]
+    valid = col < limit
+    read = col // 16 * 16 < limit  # in whole groups of 16, so that reads stay 16 bytes wide
     if mask_ptr is not None:
         head = narrow // queries % heads
         first = batch.to(tl.int64) * mask_b + head.to(tl.int64) * mask_n + query.to(tl.int64) * mask_s
         offset = first[:, None] + col.to(tl.int64) * mask_k
-        valid &= tl.load(mask_ptr + offset, mask=read, other=1) == 0
-    x = tl.load(x_ptr + (row * x_stride)[:, None] + col, mask=read, other=0.0).to(tl.float32)
+        valid &= tl.load(mask_ptr + offset, mask=valid, other=1) == 0
+    read &= col < cols
+    x = tl.load(x_ptr + (row * x_stride)[:, None] + col, mask=read).to(tl.float32)
     x = tl.where(valid, x * scale, float("-inf"))
     peak = tl.max(x, axis=1)
     peak = tl.where(peak == float("-inf"), 0.0, peak)  # a row with nothing left: exp(-inf - 0) is 0
-    weight = tl.exp(x - peak[:, None])
+    weight = tl.exp2((x - peak[:, None]) * LOG2_E)
     total = tl.sum(weight, axis=1)
-    y = weight / tl.where(total == 0.0, 1.0, total)[:, None]
-    tl.store(y_ptr + (row * cols)[:, None] + col, y.to(y_ptr.dtype.element_ty), mask=inside)
+    y = weight * (1.0 / tl.where(total == 0.0, 1.0, total))[:, None]
+    tl.store(
+        y_ptr + (row * cols)[:, None] + col,
+        y.to(y_ptr.dtype.element_ty),
+        mask=(row < rows)[:, None] & (col < cols),
+    )
 
 
 @launchable

@@ -96,8 +96,11 @@ def _rotary_kernel(
     INVERSE: tl.constexpr, INTERLEAVED: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr,
     BLOCK_HEADS: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr,
 ):  # fmt: skip
-    s, b = tl.program_id(0) // batch, tl.program_id(0) % batch
-    head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS).to(tl.int64)
+    blocks = tl.cdiv(heads, BLOCK_HEADS)  # those of a token follow one another, as in memory
+    token = tl.program_id(0) // blocks
+    block = tl.program_id(0) % blocks
+    s, b = token // batch, token % batch
+    head = block * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS).to(tl.int64)
     cos, sin = _angles(
         cos_ptr, sin_ptr, positions_ptr, s, b, table_rows, position_s, position_b, HALF, BLOCK_HALF
     )
@@ -119,16 +122,17 @@ def _merge_grad_kernel(
     INTERLEAVED: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr,
     BLOCK_HEADS: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr, BLOCK_DIM: tl.constexpr,
 ):  # fmt: skip
-    """dst [S, B, N + 2G, D] = [dq turned back | dk turned back | dv]; program (token, block of heads)."""
+    """dst [S, B, N + 2G, D] = [dq turned back | dk turned back | dv]; a program is a block of heads."""
     DIM: tl.constexpr = 2 * HALF + REST
-    s, b = tl.program_id(0) // batch, tl.program_id(0) % batch
+    q_blocks, k_blocks = tl.cdiv(heads, BLOCK_HEADS), tl.cdiv(groups, BLOCK_HEADS)
+    token = tl.program_id(0) // (q_blocks + 2 * k_blocks)
+    block = tl.program_id(0) % (q_blocks + 2 * k_blocks)
+    s, b = token // batch, token % batch
     cos, sin = _angles(
         cos_ptr, sin_ptr, positions_ptr, s, b, table_rows, position_s, position_b, HALF, BLOCK_HALF
     )
-    dst_ptr += tl.program_id(0).to(tl.int64) * ((heads + 2 * groups) * DIM)
+    dst_ptr += token.to(tl.int64) * ((heads + 2 * groups) * DIM)
     wide_s, wide_b = s.to(tl.int64), b.to(tl.int64)
-    q_blocks, k_blocks = tl.cdiv(heads, BLOCK_HEADS), tl.cdiv(groups, BLOCK_HEADS)
-    block = tl.program_id(1)
     lane = tl.arange(0, BLOCK_HEADS).to(tl.int64)
     if block < q_blocks:
         head = block * BLOCK_HEADS + lane
@@ -163,7 +167,7 @@ def _rotate(
     S, B, heads = shape
     half = cos.shape[1]
     config = head_config(heads, half, rest)
-    _rotary_kernel[(S * B, ceil_div(heads, config.block_heads))](
+    _rotary_kernel[(S * B * ceil_div(heads, config.block_heads),)](
         src, dst, cos, sin, positions, B, heads, cos.shape[0], *_strides(positions), *src_strides,
         *dst_strides, inverse, interleaved, half, rest, config.block_heads, config.block_half,
         config.block_rest, num_warps=config.num_warps,
@@ -218,7 +222,7 @@ def merge_grad(
     config = head_config(groups, half, rest)
     blocks = ceil_div(heads, config.block_heads) + 2 * ceil_div(groups, config.block_heads)
     with on_device_of(dq):
-        _merge_grad_kernel[(S * B, blocks)](
+        _merge_grad_kernel[(S * B * blocks,)](
             dq, dk, dv, dqkv, cos, sin, positions, B, heads, groups, cos.shape[0], *_strides(positions),
             *dq.stride()[:3], *dk.stride()[:3], *dv.stride()[:3], interleaved, half, rest,
             config.block_heads, config.block_half, config.block_rest, next_power_of_2(dim),
