@@ -18,7 +18,8 @@ from redline.precision import Fp8Spec
 INSTALLED = importlib.util.find_spec("transformer_engine") is not None
 ELSEWHERE = {f"{norm}.{name}" for norm in ("q_norm", "k_norm") for name in ("weight", "bias")} | {"proj.bias"}
 FITTING = [kind for kind in KINDS if make_shape(kind).activation in ACTIVATIONS]
-SIZES = {"hidden": 128, "ffn": 256, "head_dim": 32, "vocab_size": 61}
+# Weights small enough that a rounding stays a rounding: at 0.2, 8 bits move the gradient by half of itself.
+SIZES = {"hidden": 128, "ffn": 256, "head_dim": 32, "vocab_size": 61, "init_std": 0.05}
 
 
 @pytest.mark.parametrize("kind", FITTING)
@@ -165,13 +166,13 @@ def test_equal_to_plain_modules_in_bf16(kind):
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "qwen2", "geglu"])
 @pytest.mark.parametrize("recipe", ["delayed", "tensorwise", "blockwise"])
 def test_near_bf16_in_fp8(kind, recipe):
-    """As Redline's own fp8: a sixth of a small model's gradient is noise. Delayed scales start at 1."""
+    """Redline's own fp8 moves this gradient by 0.05 of itself, by any recipe. Delayed scales start at 1,
+    so the first step loses what is small."""
     plain, model, fp8 = engine_model(kind, Fp8Spec(recipe=recipe, history_len=4))
     wanted = step(plain)
     for turn in range(4):
-        found = step(model, fp8)
-        assert found == pytest.approx(wanted, rel=0.03), turn
-    assert 0.01 < distance(model, plain) < 0.25
+        assert step(model, fp8) == pytest.approx(wanted, rel=0.02), turn
+    assert 0.01 < distance(model, plain) < 0.1
 
 
 @pytest.mark.gpu

@@ -71,9 +71,19 @@ def why_no_engine(device_type: str, shape: ModelShape) -> str | None:
     try:
         importlib.import_module("transformer_engine.pytorch")
     except Exception as error:  # a build that does not fit this PyTorch or driver fails in many ways
-        told = str(error).splitlines()[0] if str(error) else repr(error)
-        return f"the package {PACKAGE} does not import: {told}"
+        return f"the package {PACKAGE} does not import: {_first_line(error)}"
+    try:
+        torch.backends.cudnn.version()
+    except RuntimeError as error:  # it searches CUDNN_HOME and the CUDA toolkit before PyTorch's own
+        return (
+            f"the package {PACKAGE} has loaded another cuDNN than PyTorch's (CUDNN_HOME set to PyTorch's, "
+            f"site-packages/nvidia/cudnn, mends that): {_first_line(error)}"
+        )
     return None
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0].rstrip(".") if str(error) else repr(error)
 
 
 def te_modules(shape: ModelShape, *, fuse_wgrad: bool) -> dict[str, TeModule]:
