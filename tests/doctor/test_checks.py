@@ -111,6 +111,7 @@ BAD = (
     Bad("RL119", TINY, NO_LAYOUT, gpus=8),
     Bad("RL120", {}, ("--first-last-layers-bf16",)),
     Bad("RL121", {}, ("--fp8-param-gather",)),
+    Bad("RL122", {"--fp8-recipe": "mxfp8"}, ("--overlap-param-gather",), gpu="b200", at="--fp8-param-gather"),
     Bad("RL201", {"--tensor-model-parallel-size": "16", "--num-query-groups": "16"}, severity="error",
         at="--tensor-model-parallel-size"),
     Bad("RL202", {"--num-attention-heads": "66", "--num-query-groups": "6"}, severity="error"),

@@ -86,21 +86,23 @@ def test_weights_equal_the_twin(device):
 @pytest.mark.gpu
 @pytest.mark.parametrize("tokens", [50, 384])
 def test_gemms_on_hopper_equal_the_emulation(tokens):
-    """All three GEMMs of a linear, padding included: tensor cores sum blocks with a few bits less."""
+    """All three GEMMs of a linear, padding included: tensor cores sum blocks with a few bits less.
+
+    E4M3 throughout: PyTorch 2.11 refuses blocks of E5M2, and so does the plan.
+    """
     if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9:
         pytest.skip("cuBLAS scales blocks of 128 on Hopper alone")
     x, w, dy = tensor("cuda", tokens, 384), tensor("cuda", 256, 384, 1), tensor("cuda", tokens, 256, 2)
     q, inverse, qt, inverse_t = fp8.block_cast(x, E4M3, 128, True, True)
     weights = fp8.square_cast(w, E4M3, True)
-    for dtype in (E4M3, E5M2):
-        d, d_inverse, dt, dt_inverse = fp8.block_cast(dy, dtype, 128, True, True)
-        for args in (
-            (q, weights[0], inverse, weights[1], 128, True, torch.bfloat16),
-            (d, weights[2], d_inverse, weights[3], 128, True, torch.bfloat16),
-            (dt, qt, dt_inverse, inverse_t, 128, False, torch.float32),
-        ):
-            found, wanted = (fp8.block_gemm(*args, emulate).float() for emulate in (False, True))
-            assert (found - wanted).norm() < 0.01 * wanted.norm(), args[-1]
+    d, d_inverse, dt, dt_inverse = fp8.block_cast(dy, E4M3, 128, True, True)
+    for args in (
+        (q, weights[0], inverse, weights[1], 128, True, torch.bfloat16),
+        (d, weights[2], d_inverse, weights[3], 128, True, torch.bfloat16),
+        (dt, qt, dt_inverse, inverse_t, 128, False, torch.float32),
+    ):
+        found, wanted = (fp8.block_gemm(*args, emulate).float() for emulate in (False, True))
+        assert (found - wanted).norm() < 0.01 * wanted.norm(), args[-1]
 
 
 def test_swizzled_scales_lie_in_tiles():

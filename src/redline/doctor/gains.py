@@ -17,7 +17,7 @@ UNKNOWN: Mapping[str, str] = {
         "data": "RL011 RL404 RL408",
         "files": "RL403 RL414",
         "host": "RL401 RL402 RL405 RL406 RL409 RL410 RL411 RL412 RL507 RL510 RL512",
-        "numbers": "RL109 RL120",
+        "numbers": "RL109 RL120 RL122",
         "rare": "RL304 RL502 RL505 RL509 RL703",
         "shape": "RL102 RL103 RL119 RL202 RL218",
         "kernel": "RL003 RL105 RL106 RL107 RL110 RL112 RL113 RL115 RL117 RL118 RL514 RL516",

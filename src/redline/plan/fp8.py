@@ -120,6 +120,12 @@ def _require_units(config: PrecisionConfig, hardware: Hardware) -> None:
             "cuBLAS scales blocks of 128 on compute capability 9.0 (Hopper) alone.",
             f"use --fp8-recipe {'mxfp8' if capability >= BLACKWELL else 'tensorwise'}, or add --fp8-emulate.",
         )
+    if recipe == "blockwise" and config.fp8_format == "hybrid":
+        raise ConfigError(
+            "--fp8-recipe blockwise does not go with --fp8-format hybrid on a GPU.",
+            "its GEMMs with scales of blocks of 128 take E4M3 alone; a block needs no range of E5M2.",
+            "use --fp8-format e4m3, or add --fp8-emulate.",
+        )
 
 
 def _reason(config: PrecisionConfig, shape: ModelShape, name: str, size_out: int, size_in: int) -> str | None:

@@ -162,3 +162,14 @@ def fp8_gather(case: Case) -> Hit | None:
         return None
     mend = Mend(values={"fp8_param_gather": True}, safe=False)
     return None if case.trifling(mend) else Hit(at="fp8_format", mend=mend)
+
+
+@check("RL122", "communication", "warning", "fp8_param_gather", "fp8_recipe", "overlap_param_gather")
+def fp8_gather_at_once(case: Case) -> Hit | None:
+    """Megatron-LM trained to NaN with mxfp8 parameters that no overlapped gather brings (B046)."""
+    if case.dialect != "megatron" or not case.config.precision.fp8_param_gather:
+        return None
+    if case.get("fp8_recipe") != "mxfp8" or case.get("overlap_param_gather"):
+        return None
+    mend = Mend(values={"overlap_param_gather": True, "overlap_grad_reduce": True}, safe=False)
+    return Hit(at="fp8_param_gather", mend=mend)
