@@ -23,7 +23,11 @@ CASTS = [
     (2, 2048, 4),
     (16, 512, 8),
 ]
-TURNS = [(r, c, w) for r in (64, 128, 256) for c in (32, 64, 128) for w in (4, 8) if 4096 <= r * c <= 16384]
+TURNS = [
+    (r, c, w, 0, g)
+    for r, c, w in ((64, 64, 4), (64, 128, 4), (128, 64, 4), (128, 128, 8), (256, 64, 8))
+    for g in (1, 4, 16)
+]
 GATES = [(2, 1024, 4), (4, 1024, 4), (4, 1024, 8), (8, 1024, 8), (1, 2048, 4), (2, 2048, 8)]
 NORMS = [(n, w, s) for n in (4096, 8192) for w in (4, 8) for s in (0, 2, 3, 4)] + [
     (16384, 8, 0),
@@ -71,9 +75,10 @@ def main(path: str) -> None:
         kernel.TILES[kind] = before
     q = torch.randn(8192, 14336, device=device).to(torch.float8_e4m3fn)
     alike = copy_rate(2 * q.nbytes)
-    for sizes in ((128, 128, 8), (128, 128, 4), (64, 128, 4), (256, 64, 8), (128, 256, 8), (256, 128, 8)):
-        kernel.TILES["transpose"] = Tile(*sizes)
-        note("transpose", Tile(*sizes), 2 * q.nbytes, time_s(lambda: kernel.transpose(q)), alike)
+    for rows, cols, warps in ((128, 128, 8), (128, 128, 4), (256, 64, 8), (128, 256, 8)):
+        for group in (1, 8):
+            kernel.TILES["transpose"] = tile = Tile(rows, cols, warps, 0, group)
+            note("transpose", tile, 2 * q.nbytes, time_s(lambda: kernel.transpose(q)), alike)
     for name, rows in found.items():
         if isinstance(rows, list):
             best = max(rows, key=lambda row: row["of_copy"])

@@ -133,7 +133,16 @@ def test_recipes_that_a_device_lacks_are_refused(recipe: str, capability: Any, s
 
 
 def test_blocks_of_hopper_take_no_e5m2() -> None:
-    words = "--preset llama3.2-1b --mock-data --train-iters 1 --fp8-recipe blockwise --fp8-format".split()
+    words = [
+        "--preset",
+        "llama3.2-1b",
+        "--mock-data",
+        "--train-iters",
+        "1",
+        "--fp8-recipe",
+        "blockwise",
+        "--fp8-format",
+    ]
     h200 = Hardware(name="NVIDIA H200", kind="cuda", memory_bytes=141 << 30, compute_capability=(9, 0))
     with pytest.raises(ConfigError, match="use --fp8-format e4m3"):
         make_plan(parse_args([*words, "hybrid"]).config, h200, 128256)

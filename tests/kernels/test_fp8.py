@@ -84,6 +84,30 @@ def test_transpose_pads_with_zeros(device, size):
     assert same(fp8.transpose(q, True), reference.transposed(q))
 
 
+@pytest.mark.parametrize("group", [1, 3])
+@pytest.mark.parametrize("per_sm", [0, 1])
+def test_every_order_of_tiles_takes_each_once(device, monkeypatch, group, per_sm):
+    """In groups of rows, the last one smaller; by programs that take several; the norm's rows fetched ahead."""
+    kernel = pytest.importorskip("redline.kernels.fp8.kernel")
+    for name in ("cast", "cast both", "transpose", "norm"):
+        size = (64, 1) if name == "norm" else (16, 32)
+        tile = kernel.Tile(*size, 4, 0 if name == "transpose" else per_sm, group)
+        monkeypatch.setitem(kernel.TILES, name, tile)
+    monkeypatch.setattr(kernel, "num_sms", lambda _: 2)
+    x, weight, s = tensor(device, 107, 70), tensor(device, 1, 70, 1)[0], one(device, 8.0)
+    want, want_t = reference.cast(x, s, one(device, 0.0), E4M3, True, True)
+    for columns in (False, True):
+        q, qt = fp8.cast(x, s, one(device, 0.0), E4M3, True, columns, True)
+        assert same(q, want) and (not columns or same(qt, want_t))
+    assert same(fp8.transpose(want, True), want_t)
+    found, wanted = one(device, 0.0), one(device, 0.0)
+    options = (weight, None, False, 1e-5, False, s)
+    q, _, rstd = fp8.norm_cast(x, *options, found, E4M3, True)
+    want, _, want_rstd = reference.norm_cast(x, *options, wanted, E4M3)
+    assert nearly(q, want)
+    torch.testing.assert_close((rstd, found), (want_rstd, wanted), rtol=2**-7, atol=0)
+
+
 @pytest.mark.parametrize("layer", [False, True])
 @pytest.mark.parametrize("size", [(5, 48), (33, 70)])
 def test_norm_ends_in_fp8(device, layer, size):

@@ -25,12 +25,16 @@ from redline.kernels.triton_common import Sum, activate, activate_and_slope, col
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Rows and columns that a program takes at a time, its warps, and programs an SM (0: one a tile)."""
+    """Rows and columns that a program takes at a time, its warps, and programs an SM (0: one a tile).
+
+    Tiles are taken by rows of `group` of them: what these write transposed then lies side by side.
+    """
 
     rows: int
     cols: int
     warps: int
     per_sm: int = 0
+    group: int = 1
 
     def grid(self, rows: int, cols: int, x: Tensor) -> tuple[int]:
         """Programs for a matrix of this size."""
@@ -63,19 +67,29 @@ def limit_of(dtype: torch.dtype, x: Tensor) -> float:
     return 0.0 if x.is_cuda and torch.version.hip is None else FP8_MAX[dtype]
 
 
+@triton.jit
+def _place(tile, rows, cols, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr, GROUP: tl.constexpr):
+    """(rows [BLOCK_ROWS], columns [BLOCK_COLS]) of a tile, in 64 bits."""
+    strips, blocks = tl.cdiv(cols, BLOCK_COLS), tl.cdiv(rows, BLOCK_ROWS)
+    first = tile // (strips * GROUP) * GROUP
+    height = tl.minimum(blocks - first, GROUP)
+    within = tile % (strips * GROUP)
+    row = (first + within % height).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    return row, (within // height).to(tl.int64) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
+
+
 @launchable
 @triton.jit
 def _cast_kernel(
     x_ptr, scale_ptr, amax_ptr, q_ptr, qt_ptr, rows, cols, x_stride, t_stride,
     MAX: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     scale = tl.load(scale_ptr)
-    strips = tl.cdiv(cols, BLOCK_COLS)
+    tiles = tl.cdiv(rows, BLOCK_ROWS) * tl.cdiv(cols, BLOCK_COLS)
     largest = 0.0
-    for tile in tl.range(tl.program_id(0), tl.cdiv(rows, BLOCK_ROWS) * strips, tl.num_programs(0)):
-        row = (tile // strips).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-        col = (tile % strips) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
+    for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0)):
+        row, col = _place(tile, rows, cols, BLOCK_ROWS, BLOCK_COLS, GROUP)
         mask = (row < rows)[:, None] & (col < cols)[None, :]
         x = tl.load(x_ptr + (row * x_stride)[:, None] + col[None, :], mask=mask, other=0.0).to(tl.float32)
         largest = tl.maximum(largest, tl.max(tl.abs(x)))
@@ -84,7 +98,7 @@ def _cast_kernel(
             tl.store(q_ptr + (row * cols)[:, None] + col[None, :], q, mask=mask)
         if COLUMNS:
             qt = tl.trans(_fp8(x, scale, MAX, qt_ptr))
-            target = qt_ptr + (col.to(tl.int64) * t_stride)[:, None] + row[None, :]
+            target = qt_ptr + (col * t_stride)[:, None] + row[None, :]
             tl.store(target, qt, mask=(col < cols)[:, None] & (row < t_stride)[None, :])
     tl.atomic_max(amax_ptr, largest)
 
@@ -92,14 +106,13 @@ def _cast_kernel(
 @launchable
 @triton.jit
 def _transpose_kernel(
-    q_ptr, qt_ptr, rows, cols, t_stride, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr
+    q_ptr, qt_ptr, rows, cols, t_stride,
+    BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    strips = tl.cdiv(cols, BLOCK_COLS)
-    row = (tl.program_id(0) // strips).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    col = (tl.program_id(0) % strips) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
+    row, col = _place(tl.program_id(0), rows, cols, BLOCK_ROWS, BLOCK_COLS, GROUP)
     mask = (row < rows)[:, None] & (col < cols)[None, :]
     q = tl.load(q_ptr + (row * cols)[:, None] + col[None, :], mask=mask, other=0)
-    target = qt_ptr + (col.to(tl.int64) * t_stride)[:, None] + row[None, :]
+    target = qt_ptr + (col * t_stride)[:, None] + row[None, :]
     tl.store(target, tl.trans(q), mask=(col < cols)[:, None] & (row < t_stride)[None, :])
 
 
@@ -242,7 +255,7 @@ def cast(
     with on_device_of(x):
         _cast_kernel[tile.grid(rows, cols, x)](
             x, scale, amax, q, qt, rows, cols, x.stride(0), qt.shape[-1], limit_of(dtype, x), rows_wanted,
-            columns_wanted, tile.rows, tile.cols, num_warps=tile.warps,
+            columns_wanted, tile.rows, tile.cols, tile.group, num_warps=tile.warps,
         )  # fmt: skip
     return q, qt
 
@@ -257,7 +270,7 @@ def transpose(q: Tensor) -> Tensor:
     with on_device_of(q):  # bytes are moved, not numbers
         _transpose_kernel[tile.grid(rows, cols, q)](
             q.view(torch.uint8), qt.view(torch.uint8), rows, cols, qt.shape[1], tile.rows, tile.cols,
-            num_warps=tile.warps,
+            tile.group, num_warps=tile.warps,
         )  # fmt: skip
     return qt
 
