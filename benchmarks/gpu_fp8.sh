@@ -3,6 +3,7 @@
 # usage: OUT=dir COMMIT=rev benchmarks/gpu_fp8.sh [tests] [steps] [casts] [tune]
 #   tests   casts, sites, GEMMs, whole runs by each recipe -> fp8-tests.txt          (1 minute)
 #   steps   the 8-layer 8B shape and the 1B, bf16 and fp8 -> fp8-step-*.json        (5 minutes)
+#           or some of them: STEPS="8b-bf16 8b-fp8" benchmarks/gpu_fp8.sh steps
 #   casts   share of copy bandwidth of each cast -> fp8-casts.json                  (1 minute)
 #   tune    the casts under other tiles, beside copies of their size -> fp8-tune.json (1 minute)
 set -u
@@ -22,6 +23,7 @@ tests() {
 
 step() { # name, then flags
   local name=$1; shift
+  [ -n "${STEPS:-}" ] && [[ " $STEPS " != *" $name "* ]] && return
   timeout 120 "$PYTHON" -m redline bench step "$@" --seq-length 8192 --mock-data --train-iters 20 --eval-iters 0 --bf16 \
     --steps 6 --commit "$COMMIT" --out "$OUT/fp8-step-$name.json" > "$OUT/fp8-step-$name.txt" 2>&1
   echo "$name: rc $?"; tail -12 "$OUT/fp8-step-$name.txt" | grep -E "tok|MFU|rror" | head -6
@@ -31,10 +33,14 @@ steps() {
   local large="--preset llama3-8b --num-layers 8" small="--preset llama3.2-1b"
   step 8b-bf16 $large --micro-batch-size 1 --global-batch-size 4
   step 8b-fp8 $large --micro-batch-size 1 --global-batch-size 4 --fp8
+  step 8b-fp8-stored $large --micro-batch-size 1 --global-batch-size 4 --fp8 --use-distributed-optimizer --fp8-param-gather
   step 8b-fp8-mbs2 $large --micro-batch-size 2 --global-batch-size 4 --fp8
+  step 8b-bf16-mbs4 $large --micro-batch-size 4 --global-batch-size 4
+  step 8b-fp8-mbs4 $large --micro-batch-size 4 --global-batch-size 4 --fp8
   step 8b-fp8-head $large --micro-batch-size 4 --global-batch-size 4 --fp8 --fp8-output-proj
   step 1b-bf16 $small --micro-batch-size 2 --global-batch-size 2
   step 1b-fp8 $small --micro-batch-size 2 --global-batch-size 2 --fp8
+  step 1b-fp8-blockwise $small --micro-batch-size 2 --global-batch-size 2 --fp8-e4m3 --fp8-recipe blockwise
 }
 
 casts() {

@@ -133,20 +133,11 @@ def test_recipes_that_a_device_lacks_are_refused(recipe: str, capability: Any, s
 
 
 def test_blocks_of_hopper_take_no_e5m2() -> None:
-    words = [
-        "--preset",
-        "llama3.2-1b",
-        "--mock-data",
-        "--train-iters",
-        "1",
-        "--fp8-recipe",
-        "blockwise",
-        "--fp8-format",
-    ]
+    words = ["--preset", "llama3.2-1b", "--mock-data", "--train-iters", "1", "--fp8-recipe", "blockwise"]
     h200 = Hardware(name="NVIDIA H200", kind="cuda", memory_bytes=141 << 30, compute_capability=(9, 0))
     with pytest.raises(ConfigError, match="use --fp8-format e4m3"):
-        make_plan(parse_args([*words, "hybrid"]).config, h200, 128256)
-    assert make_plan(parse_args([*words, "e4m3"]).config, h200, 128256).fp8 is not None
+        make_plan(parse_args([*words, "--fp8"]).config, h200, 128256)
+    assert make_plan(parse_args([*words, "--fp8-e4m3"]).config, h200, 128256).fp8 is not None
 
 
 def test_nothing_left_to_run_in_fp8_is_refused(tmp_path: Path) -> None:

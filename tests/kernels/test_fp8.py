@@ -87,7 +87,7 @@ def test_transpose_pads_with_zeros(device, size):
 @pytest.mark.parametrize("group", [1, 3])
 @pytest.mark.parametrize("per_sm", [0, 1])
 def test_every_order_of_tiles_takes_each_once(device, monkeypatch, group, per_sm):
-    """In groups of rows, the last one smaller; by programs that take several; the norm's rows fetched ahead."""
+    """In groups of rows, the last one smaller; by programs that take several; rows of the norm ahead."""
     kernel = pytest.importorskip("redline.kernels.fp8.kernel")
     for name in ("cast", "cast both", "transpose", "norm"):
         size = (64, 1) if name == "norm" else (16, 32)
