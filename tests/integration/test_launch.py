@@ -106,23 +106,39 @@ def test_a_failure_names_the_rank_and_its_cause_once(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_the_ranks_left_say_which_one_was_killed_and_where(tmp_path: Path) -> None:
     """A launcher ends them at once; they look who is gone before they go."""
-    words = f"{TINY} --train-iters 5000 --save run --nproc-per-node 2".split()
+    code, said = with_a_rank_killed(tmp_path, "--train-iters 5000")
+    assert code == 1
+    assert re.search(r"rank 1 at step \d+, .*, no longer answers", said), said
+    assert "rank 1 of 2 failed first" in said and "by signal 9" in said
+
+
+@pytest.mark.long
+def test_the_launcher_starts_again_and_the_run_goes_on_by_itself(tmp_path: Path) -> None:
+    """From its newest checkpoint, in the same folder, to the end."""
+    code, said = with_a_rank_killed(tmp_path, "--train-iters 120 --save-interval 4 --max-restarts 1")
+    assert code == 0, said
+    assert [step["step"] for step in records(tmp_path / "run")] == list(range(1, 121))
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["outcome"] == "finished"
+    assert re.search(r"rank 1 at step \d+, .*, no longer answers", said), said
+
+
+def with_a_rank_killed(folder: Path, words: str) -> tuple[int, str]:
+    """Exit code and stderr of a run in `folder`/run whose second rank is killed after some steps."""
+    command = f"{TINY} {words} --save run --nproc-per-node 2".split()
     job = subprocess.Popen(
-        [sys.executable, "-m", "redline", "train", *words],
-        cwd=tmp_path,
+        [sys.executable, "-m", "redline", "train", *command],
+        cwd=folder,
         stderr=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         text=True,
-        env={**os.environ, "PYTHONPATH": SOURCE, "XDG_CACHE_HOME": str(tmp_path / "cache")},
+        env={**os.environ, "PYTHONPATH": SOURCE, "XDG_CACHE_HOME": str(folder / "cache")},
     )
-    metrics, deadline = tmp_path / "run" / "metrics.jsonl", time.monotonic() + 120
+    metrics, deadline = folder / "run" / "metrics.jsonl", time.monotonic() + 120
     while time.monotonic() < deadline and not (metrics.exists() and metrics.stat().st_size > 3000):
         time.sleep(0.2)
     os.kill(max(children_of(job.pid)), signal.SIGKILL)
-    _, said = job.communicate(timeout=60)
-    assert job.returncode == 1
-    assert re.search(r"rank 1 at step \d+, .*, no longer answers", said), said
-    assert "rank 1 of 2 failed first" in said and "by signal 9" in said
+    _, said = job.communicate(timeout=100)
+    return job.returncode, said
 
 
 def children_of(parent: int) -> list[int]:
@@ -155,7 +171,7 @@ def test_b103_b106_resumes_in_another_layout(
 
 @pytest.mark.usefixtures("no_measuring")
 def test_a_checkpoint_of_shards_holds_the_bits_of_every_layout(tmp_path: Path) -> None:
-    """Saved by two ranks with shards, read whole; saved whole, read as shards by four: the same bits."""
+    """Saved as shards, read whole; saved whole, read as shards, by tensor-parallel ranks too: the same."""
 
     def held(world_size: int, values: dict[str, Any], save: Path, load: Path | None = None) -> Any:
         def work(environment: Environment) -> Any:
@@ -171,7 +187,9 @@ def test_a_checkpoint_of_shards_holds_the_bits_of_every_layout(tmp_path: Path) -
         return merged(on_ranks(world_size, work))
 
     first = held(2, SHARDED, tmp_path / "a")
-    for number, (world_size, values) in enumerate([(1, {}), (4, SHARDED), (2, {}), (2, SHARDED)]):
+    tp = {"tensor_model_parallel_size": 2}
+    layouts = [(1, {}), (4, SHARDED), (4, SHARDED | tp), (2, tp), (2, {}), (4, tp), (2, SHARDED)]
+    for number, (world_size, values) in enumerate(layouts):
         saved = tmp_path / ("a" if number == 0 else f"b{number - 1}")
         found = held(world_size, values, tmp_path / f"b{number}", load=saved)
         assert found.keys() == first.keys()

@@ -132,6 +132,15 @@ def test_copies_between_host_and_device_are_the_hosts_and_on_the_device_casts(tm
     assert found.loss_ms("offload") == pytest.approx(0.3)
 
 
+def test_copies_between_devices_are_communication_where_nothing_hides_them(tmp_path) -> None:
+    made = step(0, 1000)
+    made.kernel("Memcpy PtoP (Device -> Device)", 0, 300, launched=-5, category="gpu_memcpy", bytes=4096)
+    made.kernel(GEMM, 100, 150, launched=20)
+    barrier = "c10d::symmetric_memory::barrier_kernel(unsigned int**, unsigned long)"
+    made.kernel(barrier, 300, 50, launched=30)
+    assert account(made, tmp_path).loss_ms("collective") == pytest.approx(0.2)
+
+
 def a_layer(made: TraceFile, *, recompute: bool) -> None:
     """x [64, 32] times W [16, 32] in layer 3, its norm, and their backward on the autograd thread."""
     made.mark("redline:phase=forward", 0, 100)

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 
 from redline.errors import ConfigError, TrainingError
 
-RESTARTED = "redline: a rank has failed; starting again from the newest checkpoint."
-
 
 def launch(words: Sequence[str], *, nproc_per_node: int, max_restarts: int) -> None:
     """Run `python -m redline WORDS` in that many processes until all of them end well.

@@ -12,6 +12,7 @@ from redline.ledger.places import NOWHERE, Place, Where
 from redline.ledger.trace import COPY, FILL, DeviceEvent, HostEvent
 
 COLLECTIVE_NOTE = "record_param_comms"
+PEERS = "ptop"  # CUPTI's word for copies from one device to another: what pushed GEMMs send by
 ON_DEVICE = ("dtod", "device -> device", "device to device")
 
 
@@ -125,6 +126,8 @@ def _operator_name(operator: HostEvent, event: DeviceEvent) -> str:
 def _classify(
     event: DeviceEvent, operator: str, place: Place, where: Where, call: int
 ) -> tuple[Kind, str, str]:
+    if event.category == COPY and PEERS in event.name.lower():
+        return "collective", "collective", "collective"
     if event.category == COPY and not any(word in event.name.lower() for word in ON_DEVICE):
         offload = "offload" in place.module
         return "copy", "copy", "offload" if offload else place.host if place.host == "data" else "copies"
