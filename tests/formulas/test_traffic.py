@@ -3,7 +3,15 @@
 from dataclasses import replace
 
 from redline.formulas.shape import ModelShape
-from redline.formulas.traffic import cast_bytes, layer_bytes, loss_bytes, optimizer_bytes, score_bytes
+from redline.formulas.state import StateDtypes
+from redline.formulas.traffic import (
+    cast_bytes,
+    layer_bytes,
+    loss_bytes,
+    optimizer_bytes,
+    score_bytes,
+    update_bytes,
+)
 
 LLAMA = ModelShape(
     num_layers=32, hidden=4096, ffn=14336, num_heads=32, num_groups=8, head_dim=128, vocab_size=128256,
@@ -30,6 +38,18 @@ def test_plain_layer_costs_about_twice() -> None:
     assert 1.7 < total(LLAMA, fused=False) / total(LLAMA, fused=True) < 3.0
     dropped = replace(LLAMA, hidden_dropout=0.1)
     assert total(dropped, fused=False) > total(LLAMA, fused=False)
+
+
+def test_bytes_of_an_update() -> None:
+    """What bench's cases of the kernel state: fp32; fp32 main parameters; a remainder; moments in 8 bits."""
+    halves = {"remainder": True, "param": "bf16"}
+    for dtypes, each in (
+        (StateDtypes(param="fp32"), 28),
+        (StateDtypes(), 30),
+        (StateDtypes(**halves, exp_avg="bf16", exp_avg_sq="bf16"), 20),
+        (StateDtypes(**halves, exp_avg="fp8", exp_avg_sq="fp8"), 16.125),
+    ):
+        assert update_bytes(64, dtypes) == 64 * each
 
 
 def test_other_bytes() -> None:

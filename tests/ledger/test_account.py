@@ -1,6 +1,7 @@
 """Accounts of traces with known contents: who owns the time, what was useful, what it is blamed on."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -413,3 +414,14 @@ def test_every_cause_belongs_to_an_account() -> None:
     assert {cause.account for cause in CAUSES.values()} == {
         "kernels", "communication", "memory", "host", "unknown"
     }  # fmt: skip
+
+
+def test_the_update_has_the_bytes_that_the_reference_states(tmp_path) -> None:
+    """It runs in no operator, once a buffer: 4.8 MB in two kernels of 1 us each are half the bandwidth."""
+    made = step(0, 100)
+    made.mark("redline:phase=optimizer", 5, 80)
+    for at in (20, 40):
+        made.kernel("_adamw_kernel", at, 1, launched=at - 5)
+    found = account(made, tmp_path, replace(H200, update_bytes=4.8e6))
+    (row,) = (each for each in found.operators if each.name == "_adamw_kernel")
+    assert row.bytes == 4.8e6 and row.of_bandwidth == pytest.approx(0.5) and row.limit == "memory"

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from redline.formulas.shape import ModelShape
+from redline.formulas.state import StateDtypes
 
 Collective = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send"]
 HALF, SINGLE = 2, 4
@@ -113,6 +114,18 @@ def optimizer_bytes(grad_bytes: int, main_bytes: int = SINGLE) -> float:
     """Bytes a parameter of one AdamW step: norm and clipping of gradients, moments, main and model copy."""
     gradient = grad_bytes * 5  # zeroed, read for the norm, scaled (read and write), read by Adam
     return gradient + 6 * main_bytes + main_bytes + HALF
+
+
+def update_bytes(elements: int, dtypes: StateDtypes) -> float:
+    """Bytes of one AdamW step in one pass over `elements`: states both ways, parameters as they need be.
+
+    Beside main parameters of their own, parameters are written only; the 16 bits of a remainder belong to
+    both.
+    """
+    each = dtypes.bytes_each()
+    states = each["main_params"] + each["exp_avg"] + each["exp_avg_sq"]
+    apart = each["main_params"] > 0 and not dtypes.remainder
+    return elements * (each["main_grads"] + 2 * states + each["weights"] * (1 if apart else 2))
 
 
 def unscale_bytes(grad_bytes: int) -> float:

@@ -43,6 +43,8 @@ class Reference:
         flops_source: where they come from: "model" or "shapes" (of the operators in the trace).
         convention: "causal-half" or "full".
         step_ms: median step of the run, profiled ones left out.
+        update_bytes, norm_bytes: of one step on one rank, by Redline's kernels of AdamW and of the gradients'
+            norm, which no operator is around whose shapes would say.
     """
 
     device: str = ""
@@ -56,6 +58,8 @@ class Reference:
     flops_source: str = ""
     convention: str = "causal-half"
     step_ms: float | None = None
+    update_bytes: float | None = None
+    norm_bytes: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,8 @@ from redline.ledger.work import Work, cost_of
 MOST_ROWS = 150
 LONGEST_NAME = 100
 NS_PER_MS = 1e6
+# Kernels of the optimizer, and the bytes of a step that the reference states for each.
+STATED_BYTES = {"_adamw_kernel": "update_bytes", "_piece_kernel": "norm_bytes"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,8 @@ def _operator_row(
 ) -> OperatorRow:
     name, kind, phase, role = key
     flops, num_bytes = found.flops / count or None, found.num_bytes / count or None
+    if name in STATED_BYTES:
+        num_bytes = getattr(reference, STATED_BYTES[name])
     seconds = found.time / 1e9 / count
     flops_per_s = flops / seconds if flops else None
     bytes_per_s = num_bytes / seconds if num_bytes else None

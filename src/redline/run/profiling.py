@@ -14,7 +14,10 @@ from redline.comm import every, from_first
 from redline.config import InvalidConfigError, LoggingConfig, Problem
 from redline.errors import TrainingError
 from redline.files import os_errors_as, write_atomic
+from redline.formulas.buckets import ALIGNMENT
 from redline.formulas.flops import flops_per_packed_token
+from redline.formulas.params import stored_elements
+from redline.formulas.traffic import update_bytes
 from redline.ledger import Ledger, Reference, StepAccount, join_ranks, write_account
 from redline.ledger.statistics import WARMUP_STEPS
 from redline.ledger.take import take_account
@@ -138,6 +141,8 @@ class Profiling:
                 num_tokens / run.groups.world.size,
             )
         step_s = None if self._ledger is None else self._ledger.statistics.step_time_s
+        dtypes, ranks = run.plan.dtypes, run.plan.data_parallel.rule.ranks
+        elements = stored_elements(run.plan.shape, ALIGNMENT, run.plan.grid.tp)
         return Reference(
             device=run.hardware.name,
             kind=run.hardware.kind,
@@ -150,6 +155,8 @@ class Profiling:
             flops_source="model",
             convention=flops.convention,
             step_ms=None if step_s is None else 1e3 * step_s,
+            update_bytes=update_bytes(elements // dtypes.shards, dtypes),
+            norm_bytes=dtypes.bytes_each()["main_grads"] * elements / ranks,
         )
 
 
