@@ -21,7 +21,7 @@ from redline.kernels.adamw import (
 )
 from redline.kernels.common import choose
 
-FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
+FP32, BF16, FP16, CODES = torch.float32, torch.bfloat16, torch.float16, torch.uint8
 STORAGE = (  # param, main ("remainder" beside bf16), gradient, moments
     (FP32, None, FP32, FP32),
     (BF16, FP32, FP32, FP32),
@@ -212,14 +212,20 @@ def test_compiles_without_a_graph_break(device):
 
 
 def test_bench_cases_time_equal_things(device, monkeypatch):
-    monkeypatch.setattr(bench, "SIZE", 500)
-    for name, main, moments in (("a", "none", FP32), ("b", "separate", FP32), ("c", "remainder", BF16)):
+    monkeypatch.setattr(bench, "SIZE", 512)
+    stored = (
+        ("a", "none", FP32),
+        ("b", "separate", FP32),
+        ("c", "remainder", BF16),
+        ("d", "remainder", CODES),
+    )
+    for name, main, moments in stored:
         case = bench._case(name, 28, main, moments)
         inputs = case.make_inputs(torch.device(device), case.dtype)
         fused, eager = (case.providers[name]()(*_copy(inputs)) for name in ("fused", "eager"))
         torch.testing.assert_close(fused, eager)
         assert not torch.equal(fused, inputs[0].param)
-        assert case.bytes_forward == 28 * 500
+        assert case.bytes_forward == 28 * 512
 
 
 def _copy(inputs):
