@@ -20,9 +20,10 @@ PYTHON="${PYTHON:-python3}"
 [ $# -eq 0 ] && set -- tests bench
 
 tests() {
-  timeout 210 "$PYTHON" -m pytest tests/attention -n "${WORKERS:-12}" -o addopts="" --import-mode=importlib -q -rs \
-    --durations=5 --junitxml="$OUT/attention-tests.xml" > "$OUT/attention-tests.txt" 2>&1
-  echo "tests: rc $?"; tail -15 "$OUT/attention-tests.txt"
+  # An interrupted pytest still says which tests failed so far, and why.
+  timeout -s INT -k 20 "${LIMIT:-210}" "$PYTHON" -m pytest tests/attention -n "${WORKERS:-12}" -o addopts="" -v \
+    --import-mode=importlib --durations=5 -W ignore --junitxml="$OUT/attention-tests.xml" > "$OUT/attention-tests.txt" 2>&1
+  echo "tests: rc $?"; grep -E "FAILED|^E  |passed|failed" "$OUT/attention-tests.txt" | tail -40
 }
 
 measure() { # seconds, result, words of `redline bench attention`
@@ -35,7 +36,8 @@ bench() { measure 140 attention-quick --quick; }
 full() { measure 290 attention; }
 
 tune() {
-  timeout 580 "$PYTHON" benchmarks/tune_attention.py --head ${TUNE_HEAD:-128} --out "$OUT/attention-tiles.json" \
+  timeout 580 "$PYTHON" benchmarks/tune_attention.py --head ${TUNE_HEAD:-128} \
+    --kernel ${TUNE_KERNEL:-forward dq dkv} --out "$OUT/attention-tiles.json" \
     > "$OUT/attention-tiles.txt" 2>&1
   echo "tune: rc $?"; tail -30 "$OUT/attention-tiles.txt"
 }

@@ -1,6 +1,7 @@
 """Tries launch choices of Redline's attention kernels and prints the fastest: what local/config.py holds.
 
-usage: PYTHONPATH=src python benchmarks/tune_attention.py [--head 64 128 256] [--out FILE]
+usage: PYTHONPATH=src python benchmarks/tune_attention.py [--head 64 128 256] [--kernel forward dq dkv]
+           [--out FILE]
 Needs a GPU. Each kernel is varied alone, the two others as they are; causal, 8192 x 2, 32/8 heads, bf16.
 """
 
@@ -19,6 +20,7 @@ import torch
 from redline.attention import MaskSpec
 from redline.attention.local import launch, variant_of
 from redline.attention.local.config import Tiles, launch_of
+from redline.attention.timing import HEAD_START_CYCLES
 from redline.formulas.flops import attention_pass_flops
 
 LENGTH, BATCH, HEADS, GROUPS = 8192, 2, 32, 8
@@ -48,6 +50,7 @@ def seconds(run: Callable[[], object]) -> float:
     times = []
     for _ in range(ROUNDS):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(HEAD_START_CYCLES)
         start.record()
         run()
         end.record()
@@ -86,10 +89,11 @@ def tune(head_dim: int, kernel: str) -> Iterator[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--head", type=int, nargs="+", default=[128, 64])
+    parser.add_argument("--kernel", nargs="+", default=["forward", "dq", "dkv"])
     parser.add_argument("--out")
     args = parser.parse_args()
     found = []
-    for head_dim, kernel in itertools.product(args.head, ("forward", "dq", "dkv")):
+    for head_dim, kernel in itertools.product(args.head, args.kernel):
         timed = [each for each in tune(head_dim, kernel) if each["seconds"] != float("inf")]
         print("BEST", min(timed, key=lambda each: each["seconds"]), flush=True)
         found += timed
