@@ -127,8 +127,11 @@ CASES: dict[str, list[tuple[str, str]]] = {
     "sequence-parallel-needs-tp": [
         ("--sequence-parallel", "--sequence-parallel --tensor-model-parallel-size 2")
     ],
-    "compile-and-tp": [
-        ("--use-torch-compile --tensor-model-parallel-size 2", "--tensor-model-parallel-size 2"),
+    "compile-and-tp-overlap": [
+        (
+            "--use-torch-compile --tensor-model-parallel-size 2 --sequence-parallel --tp-comm-overlap",
+            "--use-torch-compile --tensor-model-parallel-size 2 --sequence-parallel",
+        ),
     ],
     "tp-splits-sequence": [
         (

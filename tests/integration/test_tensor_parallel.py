@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from redline.build import compile
 from redline.comm import close_world
 from redline.formulas.memory import ALIGNMENT, activation_table
 from redline.formulas.params import stored_elements
@@ -102,6 +103,20 @@ def test_spread_inputs_change_no_bit(one, tmp_path: Path) -> None:
                 np.array_equal(piece, before.pieces[name][1]) for name, (_, piece) in after.pieces.items()
             )
     assert_equal(seen[1], one(GPT))
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.long)])
+def test_compiled(backend: str, one, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each rank compiles its blocks whole, collectives with them (aot_eager: operators run one by one)."""
+    if backend == "inductor" and (reason := compile.why_not("cpu")):
+        pytest.skip(reason)
+    monkeypatch.setattr(compile, "BACKEND", backend)
+    monkeypatch.setattr(compile, "why_not", lambda device_type: None)
+    short = {"use_torch_compile": True, "train_iters": 2}
+    models = [{**model, "train_iters": 2} for model in (QWEN, GPT)]
+    seen = train_all(2, [{**models[0], **tp(2), **short}, {**models[1], **tp(2, **SP), **short}], tmp_path)
+    for each, model in zip(seen, models, strict=True):
+        assert_equal(each, one(model))
 
 
 def test_packed_documents(one, tmp_path: Path) -> None:

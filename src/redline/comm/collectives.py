@@ -1,7 +1,8 @@
 """Collectives along one axis, at once or as a handle to wait for: PyTorch's spellings, written down once.
 
 Tensors are contiguous; "gather" and "scatter" work on dim 0. On an axis of size 1 each is the identity and
-sends nothing, so callers have no case of their own for it.
+sends nothing, so callers have no case of their own for it. In a graph of torch.compile they are PyTorch's
+functional operators, which the compiler knows: then an all-reduce leaves its operand as it was.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from redline.comm.groups import Group
 from redline.errors import ShapeError
@@ -23,17 +26,27 @@ _all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or di
 _reduce_scatter: Callable[..., Any] = (
     getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 )
+_operators: Any = torch.ops._c10d_functional
 
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A collective under way. `wait` returns its result once the device may read it."""
+    """A collective under way. `wait` returns its result once the device may read it.
+
+    Attributes:
+        work: handles of torch.distributed.
+        in_graph: whether it is a functional operator in a graph of torch.compile.
+    """
 
     result: Tensor
     work: tuple[Any, ...] = ()
+    in_graph: bool = False
 
     def wait(self) -> Tensor:
         """The result; on a GPU the current stream waits, not the host."""
+        if self.in_graph:
+            waited: Tensor = _operators.wait_tensor(self.result)
+            return waited
         for each in self.work:
             each.wait()
         return self.result
@@ -43,6 +56,8 @@ def all_reduce_async(x: Tensor, group: Group, reduction: Reduction = "sum") -> P
     """Reduce `x` in place over the ranks of `group`."""
     if group.handle is None:
         return Pending(x)
+    if is_compiling():
+        return Pending(_operators.all_reduce(x, reduction, group.name), in_graph=True)
     work = dist.all_reduce(x, _REDUCTIONS[reduction], group=group.handle, async_op=True)
     return Pending(x, (work,))
 
@@ -51,6 +66,9 @@ def all_gather_async(x_shard: Tensor, group: Group) -> Pending:
     """The shards of all ranks one behind the other: [R, ...] -> [size x R, ...]."""
     if group.handle is None:
         return Pending(x_shard)
+    if is_compiling():
+        whole = _operators.all_gather_into_tensor(x_shard, group.size, group.name)
+        return Pending(whole, in_graph=True)
     whole = x_shard.new_empty((group.size * x_shard.shape[0], *x_shard.shape[1:]))
     return Pending(whole, (_all_gather(whole, x_shard, group=group.handle, async_op=True),))
 
@@ -63,6 +81,9 @@ def reduce_scatter_async(x: Tensor, group: Group) -> Pending:
     if group.handle is None:
         return Pending(x)
     check_even(x, group)
+    if is_compiling():
+        part = _operators.reduce_scatter_tensor(x, "sum", group.size, group.name)
+        return Pending(part, in_graph=True)
     part = x.new_empty((x.shape[0] // group.size, *x.shape[1:]))
     return Pending(part, (_reduce_scatter(part, x, group=group.handle, async_op=True),))
 

@@ -31,6 +31,12 @@ class Group:
         """Ranks along the axis."""
         return len(self.ranks)
 
+    @property
+    def name(self) -> str:
+        """By which PyTorch's operators find the group."""
+        assert self.handle is not None
+        return self.handle.group_name
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Groups:

@@ -40,17 +40,16 @@ def sequence_parallel_needs_tp(config: RunConfig) -> Broken:
 
 
 @rule(
-    "compile-and-tp",
+    "compile-and-tp-overlap",
     "use_torch_compile",
-    "tensor_model_parallel_size",
-    why="a block is compiled as one graph, and the collectives inside its GEMMs are no part of a graph.",
+    "tp_comm_overlap",
+    why="overlapped GEMMs send their pieces themselves, which are no part of the graph of a block.",
     training=True,
 )
-def compile_and_tp(config: RunConfig) -> Broken:
-    tp = config.parallel.tensor_model_parallel_size
-    if not config.compile.use_torch_compile or tp == 1:
+def compile_and_tp_overlap(config: RunConfig) -> Broken:
+    if not (config.compile.use_torch_compile and config.overlap.tp_comm_overlap):
         return None
-    return f"--use-torch-compile does not go with --tensor-model-parallel-size {tp}.", "keep one of them."
+    return "--use-torch-compile does not go with --tp-comm-overlap.", "keep one of them."
 
 
 @rule(
