@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # What fp8 costs in loss: a model of 111M parameters on real text (text_corpus.py), bf16 with two seeds and fp8.
 # bf16 and fp8 see the same batches and begin from the same weights; all three are judged on the same held-out text, all of it.
-# With two cards bf16 and fp8 run side by side, then the second seed on both cards, data parallel (it is slower on one).
-# usage: OUT=dir COMMIT=rev [GPUS=2] [CORPUS=folder, kept] benchmarks/fp8_convergence.sh [STEPS, default 1500] [text]
+# With three cards all run side by side; with two bf16 and fp8 do, then the second seed on both, data parallel.
+# usage: OUT=dir COMMIT=rev [GPUS=1|2|3] [CORPUS=folder, kept] benchmarks/fp8_convergence.sh [STEPS, default 1500] [text]
 #   text   only prepare CORPUS, which needs no GPU and may run beside other work          (about 1 minute of 16 cores)
 # Leaves fp8-convergence.json in OUT. 1,500 steps: 98M tokens a run; about 5 minutes with two H200s.
 set -u
@@ -58,7 +58,10 @@ json.dump(found, open(out / "fp8-convergence.json", "w"), indent=1)
 PY
 }
 
-if [ "$GPUS" -ge 2 ]; then
+if [ "$GPUS" -ge 3 ]; then
+  run bf16 0 64 > /dev/null & run bf16-seed2 2 64 --seed 4321 > /dev/null & run fp8 1 64 --fp8 > /dev/null
+  wait && collect
+elif [ "$GPUS" -ge 2 ]; then
   run bf16 0 64 > /dev/null & first=$!
   run fp8 1 64 --fp8 & second=$!
   wait $first $second
