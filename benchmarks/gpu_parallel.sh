@@ -2,6 +2,7 @@
 # Several GPUs of one host, data and tensor parallel: see parallel.py for what each part does. On one GPU: gemm.
 # One JSON file a part goes to $OUT, written row by row; a part that is started again goes on behind them.
 # Seconds on 2 H200s: links 60, steps 330, equal 120, kill 150, comm 45, watch 45; gemm 60 on one.
+# ONLY=REGEX keeps the rows whose names match, SUFFIX is added to the names of their files.
 # usage: OUT=dir COMMIT=rev GPUS=2 benchmarks/gpu_parallel.sh [links] [steps] [equal] [kill] [comm] [watch] [gemm]
 set -u
 cd "$(dirname "$0")/.."
@@ -15,7 +16,7 @@ PYTHON="${PYTHON:-python3}"
 ranks() { # seconds, then parts of parallel.py that share one start; a row that hangs costs a further one
   local limit=$1; shift
   timeout -k 5 "$limit" "$PYTHON" -m torch.distributed.run --standalone --nproc-per-node "$GPUS" --max-restarts 4 \
-    benchmarks/parallel.py "$@" --out "$OUT" 2> "$OUT/parallel-${1}.log"
+    benchmarks/parallel.py "$@" --out "$OUT" --only="${ONLY:-}" --suffix="${SUFFIX:-}" 2> "$OUT/parallel-${1}.log"
   local rc=$?
   tail -c 20000 "$OUT/parallel-${1}.log" > "$OUT/parallel-${1}.tail" && mv "$OUT/parallel-${1}.tail" "$OUT/parallel-${1}.log"
   [ $rc -ne 0 ] && grep -E "Error|error" "$OUT/parallel-${1}.log" | tail -5

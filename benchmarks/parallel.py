@@ -17,6 +17,7 @@ import gc
 import json
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -61,8 +62,9 @@ LOSSES = ("dp", "tp", "collective", "launch", "synchronisation", "copies", "gemm
 class Job:
     """The ranks of one start, which meet anew for each row."""
 
-    def __init__(self, out: Path, case: str) -> None:
+    def __init__(self, out: Path, case: str, only: str) -> None:
         self.environment, self._out, self._case = read_environment(), out, case
+        self._only = re.compile(only)
         self.leads = self.environment.rank == 0
         self.size = self.environment.world_size
         first = self.environment.attempt * 1000 + 100 * list(ROW_S).index(case)
@@ -75,7 +77,7 @@ class Job:
 
     def row(self, name: str, work: Callable[[], Row | None]) -> None:
         """Keep what `work` finds as the row of that name, unless an earlier start has tried it."""
-        if name in self._done:
+        if name in self._done or not self._only.search(name):
             return
         started, row = time.monotonic(), {"row": name, "start": self.environment.attempt}
         timer = threading.Timer(ROW_S[self._case], self._expire, [name])
@@ -416,14 +418,16 @@ def main() -> None:
     parser.add_argument("parts", nargs="+", choices=(*parts, "kill"))
     parser.add_argument("--gpus", type=int, default=2, help="of kill; the others find their ranks")
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
+    parser.add_argument("--only", default="", metavar="REGEX", help="rows whose names match")
+    parser.add_argument("--suffix", default="", help="of the result files")
     options = parser.parse_args()
     samples.MOCK_DOCUMENTS = 2000  # as many as these few steps want
     for part in options.parts:
-        out = options.out / f"parallel-{part}.json"
+        out = options.out / f"parallel-{part}{options.suffix}.json"
         if part == "kill":
             kill(options.gpus, out)
         else:
-            parts[part](Job(out, part))
+            parts[part](Job(out, part, options.only))
 
 
 if __name__ == "__main__":
