@@ -19,6 +19,7 @@ RATES = Rates(
     node=Link(bytes_per_s=350e9, latency_s=20e-6, hop_s=2e-6),
     network=Link(bytes_per_s=40e9, latency_s=40e-6, hop_s=15e-6),
     gpus_per_node=8,
+    host_bytes_per_s=50e9,
 )
 SIZE = st.integers(1, 20_000)
 

@@ -7,6 +7,9 @@ import pytest
 from redline.config import parse_args
 from redline.hardware import detect_cpu, hardware_named
 from redline.plan import make_plan
+from redline.plan.cost import predict
+from redline.plan.cost_rates import rates_of
+from redline.plan.cost_setup import setup_of
 
 EIGHT = "--preset llama3-8b --bf16 --train-iters 1 --seq-length 8192 --micro-batch-size 1"
 
@@ -40,3 +43,22 @@ def test_bytes_and_seconds():
 def test_a_cpu_saves_nothing(share):
     found = said(f"--optimizer-cpu-offload --optimizer-offload-fraction {share}", detect_cpu())
     assert "saves nothing" in found.why
+
+
+@pytest.mark.parametrize("dp", [1, 8])
+def test_the_planner_counts_the_same(dp):
+    """What leaves the device in the cost model is what storage says, and the way is in its time of a step."""
+    h200 = hardware_named("h200")
+
+    def cost(flags):
+        sharded = "--use-distributed-optimizer" if dp > 1 else ""
+        config = parse_args(shlex.split(f"{EIGHT} {sharded} {flags}")).config
+        return predict(setup_of(config, dp), rates_of(h200))
+
+    here, away = cost(""), cost("--optimizer-cpu-offload")
+    coded = cost("--use-precision-aware-optimizer --exp-avg-dtype fp8 --exp-avg-sq-dtype fp8")
+    held = here.memory.optimizer / 12
+    assert away.memory.optimizer == 0 and held * dp == pytest.approx(8.03e9, rel=1e-3)
+    assert coded.memory.optimizer == pytest.approx(held * (2 + 2.0625))
+    seconds = 12 * held / (0.85 * h200.pcie_bytes_per_s)
+    assert away.step_s - here.step_s == pytest.approx(seconds, rel=1e-6)

@@ -52,6 +52,12 @@ def _moment_bytes(dtype: str) -> float:
 SHARDED = ("main_params", "exp_avg", "exp_avg_sq")  # by a distributed optimizer (ZeRO-1)
 
 
+def optimizer_state_bytes(dtypes: StateDtypes) -> float:
+    """Bytes a parameter of main parameters and moments, wherever they are."""
+    each = dtypes.bytes_each()
+    return sum(each[name] for name in SHARDED)
+
+
 def bytes_per_parameter(dtypes: StateDtypes, dp: int = 1, distributed_optimizer: bool = False) -> float:
     """Bytes of state a rank holds for each parameter of its model shard.
 
@@ -82,6 +88,5 @@ def away_bytes(elements: int, dtypes: StateDtypes) -> dict[str, int]:
 
 def stage_bytes(elements: int, dtypes: StateDtypes) -> int:
     """Room on the device through which states pass that are in host memory."""
-    away, each = sum(away_bytes(elements, dtypes).values()), dtypes.bytes_each()
-    chunk = round(AWAY_CHUNK * sum(each[name] for name in SHARDED))
-    return min(away, dtypes.stages * chunk)
+    away = sum(away_bytes(elements, dtypes).values())
+    return min(away, dtypes.stages * round(AWAY_CHUNK * optimizer_state_bytes(dtypes)))

@@ -42,6 +42,7 @@ class Rates:
         node, network: links inside a node, and of one device to other nodes.
         collectives: links inside a node as single collectives were measured to see them; others see `node`.
         gpus_per_node: devices that share `node`.
+        host_bytes_per_s: copies from and to pinned host memory, one direction.
     """
 
     peak: Mapping[str, float]
@@ -53,6 +54,7 @@ class Rates:
     node: Link
     network: Link
     gpus_per_node: int
+    host_bytes_per_s: float
     collectives: Mapping[str, Link] = field(default_factory=dict)
 
 

@@ -23,7 +23,8 @@ from typing import Any
 
 from redline.formulas.flops import CONVENTIONS, Convention, flops_per_token
 from redline.formulas.params import is_moe
-from redline.formulas.time import Rates, bubble_share, collective_s, stream_s
+from redline.formulas.state import optimizer_state_bytes
+from redline.formulas.time import Rates, bubble_share, collective_s, round_trip_s, stream_s
 from redline.formulas.traffic import Collective, optimizer_bytes, unscale_bytes
 from redline.plan.cost_layer import (
     HIDDEN_IF_UNORDERED,
@@ -256,4 +257,7 @@ def _optimizer(setup: Setup, rates: Rates) -> float:
     # Zeroing and the norm of gradients touch the whole buffer; the update its own shard.
     zeroed = setup.grad_bytes * whole
     unscaled = unscale_bytes(setup.grad_bytes) * owned if setup.dtype == "fp16" else 0.0
-    return stream_s(rates, optimizer_bytes(setup.grad_bytes) * owned + zeroed + unscaled)
+    states = setup.states
+    away = states.away * optimizer_state_bytes(states) * owned
+    travels = round_trip_s(away, rates.host_bytes_per_s, overlap=states.stages > 1)
+    return stream_s(rates, optimizer_bytes(setup.grad_bytes) * owned + zeroed + unscaled) + travels

@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 from redline.formulas.params import is_moe, logical_tensors
+from redline.formulas.state import optimizer_state_bytes
 from redline.plan.cost_setup import Setup
 from redline.units import GIB
 
@@ -90,7 +91,7 @@ def rank_memory(setup: Setup) -> RankMemory:
     size = {
         "weights": item if setup.gather_bytes == HALF or item > HALF else 1.2,
         "gradients": setup.grad_bytes if item == HALF else item,
-        "optimizer": 12 if item == HALF else 2 * item,
+        "optimizer": optimizer_state_bytes(setup.states) * (1 - setup.states.away),
     }
     state = {
         name: size[name]

@@ -54,6 +54,7 @@ GENERATIONS: dict[tuple[int, int], Generation] = {  # compute capability, newest
 }
 OTHER = _generation(0.55, 0.50, (0.35, 0.25), 0.75, 228, 400)  # other makers: a guess from few rows
 PCIE_4 = 32e9  # bytes a second in one direction, for a device whose sheet does not say
+COPY_SHARE = 0.85  # of it, by long copies from and to pinned memory
 HOST_SHARE = 0.375  # of one direction of PCIe, by collectives whose bytes pass through host memory
 LINK_SHARE = 0.76  # of one direction of the data sheet, by large collectives in a node
 NETWORK_SHARE = 0.80
@@ -99,6 +100,7 @@ def rates_of(
         node=inside,
         network=_network(network_gbit or known.network_gbit),
         gpus_per_node=gpus_per_node,
+        host_bytes_per_s=(hardware.pcie_bytes_per_s or PCIE_4) * COPY_SHARE,
         collectives=_collectives(hardware, measured or {}),
     )
 

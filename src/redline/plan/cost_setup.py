@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from redline.config import RunConfig
@@ -10,7 +10,9 @@ from redline.config.flags import UNSET
 from redline.config.tree import options_by_field, value_of
 from redline.formulas.resolve import shape_of
 from redline.formulas.shape import ModelShape
+from redline.formulas.state import StateDtypes
 from redline.formulas.traffic import gathered_bytes_each, skipped_share
+from redline.plan.dtypes import state_dtypes
 from redline.plan.grid import RankGrid, make_grid
 from redline.units import MIB
 
@@ -34,6 +36,7 @@ class Setup:
         sharding: what is split over dp.
         ordered: asynchronous collectives start when they are issued (one hardware queue for tp and cp, or a
             GPU that needs none; several queues for an FSDP).
+        states: how parameters, gradients and optimizer states are stored.
         useful: share of the tokens that count: in no padding, in no step that a loss scale throws away.
     """
 
@@ -59,6 +62,7 @@ class Setup:
     sequence_parallel: bool = False
     sharding: Sharding = "none"
     grad_bytes: int = 4
+    states: StateDtypes = field(default_factory=StateDtypes)
     gather_bytes: float = 2
     overlap_grad_reduce: bool = False
     overlap_param_gather: bool = False
@@ -150,6 +154,7 @@ def setup_of(
     vpp = virtual_stages(config)
     shard = _sharding(config)
     overlaps = dialect == "redline" and grid.dp > 1
+    states = state_dtypes(_dtype(config, dialect), config.precision, config.optim)
     return Setup(
         shape=shape,
         grid=grid,
@@ -157,7 +162,7 @@ def setup_of(
         seq_length=train.seq_length,
         micro_batch_size=train.micro_batch_size,
         num_microbatches=max(1, size // unit),
-        dtype=_dtype(config, dialect),
+        dtype=states.param,
         fp8=get("fp8_recipe") if get("fp8_format") and impl != "local" else None,
         impl=impl,
         attention=_attention(get("attention_backend"), impl, dialect, flash_available),
@@ -172,7 +177,8 @@ def setup_of(
         spread_inputs=config.recompute.distribute_saved_activations,
         sequence_parallel=p.sequence_parallel and grid.tp > 1,
         sharding=shard,
-        grad_bytes=2 if config.precision.grad_reduce_in_bf16 else 4,
+        grad_bytes=2 if states.grad == "bf16" else 4,
+        states=states,
         gather_bytes=gathered_bytes_each(shape, config.precision.fp8_param_gather),
         overlap_grad_reduce=_on(get("overlap_grad_reduce"), overlaps) or shard in ("gradients", "parameters"),
         overlap_param_gather=_on(get("overlap_param_gather"), overlaps) or shard == "parameters",

@@ -7,9 +7,8 @@ from redline.config import OptimConfig, offloaded_share
 from redline.formulas.memory import MemoryEstimate
 from redline.formulas.time import round_trip_s
 from redline.hardware import Hardware
+from redline.plan.cost_rates import COPY_SHARE
 from redline.units import format_bytes, format_duration
-
-COPY_SHARE = 0.85  # of PCIe's nominal rate, by long copies from and to pinned memory
 
 
 def travel_s(num_bytes: int, hardware: Hardware, *, overlap: bool = True) -> float | None:
