@@ -14,8 +14,9 @@ mkdir -p "$OUT"
 PYTHON="${PYTHON:-python3}"
 COMMIT="${COMMIT:-$(git rev-parse HEAD 2>/dev/null || echo unknown)}"
 [ $# -eq 0 ] && set -- check tests losses resume steps
-# The package looks for cuDNN in the CUDA toolkit before PyTorch's; both must use one.
-export CUDNN_HOME="${CUDNN_HOME:-$("$PYTHON" -c 'import importlib.util as u; print(u.find_spec("nvidia.cudnn").submodule_search_locations[0])')}"
+# The package takes a cuDNN of the system or the CUDA toolkit before PyTorch's; both must use one.
+CUDNN_HOME="$("$PYTHON" -c 'import importlib.util as u; print(u.find_spec("nvidia.cudnn").submodule_search_locations[0])')"
+export CUDNN_HOME LD_LIBRARY_PATH="$CUDNN_HOME/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 
 check() {
   timeout 60 "$PYTHON" - > "$OUT/te-check.txt" 2>&1 <<'PY'

@@ -74,10 +74,10 @@ def why_no_engine(device_type: str, shape: ModelShape) -> str | None:
         return f"the package {PACKAGE} does not import: {_first_line(error)}"
     try:
         torch.backends.cudnn.version()
-    except RuntimeError as error:  # it searches CUDNN_HOME and the CUDA toolkit before PyTorch's own
+    except RuntimeError as error:  # it takes a cuDNN of the system or the toolkit before PyTorch's
         return (
-            f"the package {PACKAGE} has loaded another cuDNN than PyTorch's (CUDNN_HOME set to PyTorch's, "
-            f"site-packages/nvidia/cudnn, mends that): {_first_line(error)}"
+            f"the package {PACKAGE} loaded another cuDNN than PyTorch's (LD_LIBRARY_PATH that begins with "
+            f"PyTorch's, site-packages/nvidia/cudnn/lib, mends that): {_first_line(error)}"
         )
     return None
 
