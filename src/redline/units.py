@@ -1,10 +1,15 @@
-"""Bytes, FLOPs, seconds and counts as people read them. GiB is 2^30; rates are decimal."""
+"""Bytes, FLOPs, seconds and counts as people read them, and sizes in whole units. GiB is 2^30."""
 
 from __future__ import annotations
 
 GIB = 1 << 30
 MIB = 1 << 20
 KIB = 1 << 10
+
+
+def round_up(number: int, multiple: int) -> int:
+    """The smallest multiple of `multiple` that is not below `number`: (130, 64) -> 192."""
+    return -(-number // multiple) * multiple
 
 
 def format_bytes(num_bytes: float) -> str:

@@ -1,16 +1,57 @@
 """The tensors of a real forward and backward, counted: what memory predictions are held against."""
 
+from contextlib import contextmanager
 from functools import partial
 
+import pytest
 import torch
 from live_memory import LiveMemory
+from torch.utils._python_dispatch import _disable_current_modes
 
 from redline.attention import MaskSpec, flash_attention, fused_softmax, unfused_attention
-from redline.model import DropoutState, Transformer, dropout_keys, fused_ops
+from redline.kernels import fp8
+from redline.kernels.fp8 import reference
+from redline.model import DropoutState, Fp8Gemms, Transformer, dropout_keys, fused_ops
 from redline.optim.flat import FlatBuffers
+from redline.plan.fp8 import gemm_sites
+from redline.precision import Fp8Spec, Fp8State
 
 BACKENDS = {"unfused": unfused_attention, "flash": flash_attention}
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
+
+
+@contextmanager
+def gemms_without_scratch():
+    """A GEMM in fp8 holds its result alone, as on a GPU; its twin widens both operands."""
+
+    def gemm(a, b, a_inverse, b_inverse, dtype, fast):
+        out = a.new_empty((len(a), len(b)), dtype=dtype)
+        with _disable_current_modes():
+            out.copy_(reference.gemm(a, b, a_inverse, b_inverse, dtype))
+        return out
+
+    def add_wgrad(main_grad, dyt, xt, dy_inverse, x_inverse, overwrite):
+        if overwrite:
+            with _disable_current_modes():
+                main_grad.copy_(reference.gemm(dyt, xt, dy_inverse, x_inverse, main_grad.dtype))
+        else:
+            main_grad.add_(gemm(dyt, xt, dy_inverse, x_inverse, main_grad.dtype, False))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fp8, "gemm", gemm)
+        patch.setattr(fp8, "add_wgrad", add_wgrad)
+        yield
+
+
+def put_into_fp8(model, run):
+    """Every site, in the middle of a run: scales are known, and weight gradients add up if they do."""
+    names = [name for name, _, _ in gemm_sites(model.shape)]
+    state = Fp8State(names, Fp8Spec(history_len=4), "cpu", kernels=True)
+    gemms = Fp8Gemms(model, state, fused=run.fused)
+    state.steps = 1
+    gemms.begin_step()
+    for gemm in gemms.gemms.values():
+        gemm.fresh = not run.accumulates
 
 
 def measure(shape, run, *, drop=False):
@@ -31,6 +72,8 @@ def measure(shape, run, *, drop=False):
             param.copy_(
                 0.02 * torch.randn(param.shape, generator=generator) if param.dim() > 1 else torch.ones(())
             )
+    if run.fp8:
+        put_into_fp8(model, run)
     tokens = torch.randint(0, shape.vocab_size, (B, S), generator=generator)
     positions, weights = torch.arange(S).repeat(B, 1), torch.ones(B, S)
     batch = (tokens, tokens.clone(), positions, weights)
@@ -40,7 +83,7 @@ def measure(shape, run, *, drop=False):
         dropout = DropoutState(keys=keys, iteration=torch.tensor(1), sample_index_B=torch.arange(B))
     mask = MaskSpec(segment_ids_BS=(positions // 40).int() if run.segments else None)
     known = [*model.parameters(), *(param.main_grad for param in model.parameters()), *batch]
-    with LiveMemory(known) as live:
+    with gemms_without_scratch(), LiveMemory(known) as live:
         hidden = model(tokens, positions, mask, dropout)
         saved = live.now
         loss = model.loss(hidden, batch[1], weights)

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from kernel_accuracy import assert_no_worse
 
 from redline.errors import ConfigError, RedlineError, ShapeError
+from redline.formulas.loss_chunks import LOGITS_BYTES, loss_chunk_tokens
 from redline.kernels.common import choose
 from redline.kernels.cross_entropy import VocabShard
 from redline.kernels.linear_cross_entropy import LossSpec, bench, linear_cross_entropy, supports
-from redline.kernels.linear_cross_entropy.op import LOGITS_BYTES, default_chunk_tokens
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter is NumPy
 
@@ -198,10 +198,10 @@ def test_strided_hidden_states(device):
 
 def test_chunks_fill_the_budget_and_are_even():
     """At 128,256 bf16 logits: 4,096 tokens, 0.98 GiB; workspace stays below 1.5 GiB at every size."""
-    assert default_chunk_tokens(8192, 128_256, 2) == 4096
-    for tokens in (1, 127, 4096, 4097, 10_000, 65_536):
+    assert loss_chunk_tokens(8192, 128_256, 2) == 4096
+    for tokens in (0, 1, 127, 4096, 4097, 10_000, 65_536):
         for columns in (2, 50_257, 128_256, 256_000):
-            chunk = default_chunk_tokens(tokens, columns, 2)
+            chunk = loss_chunk_tokens(tokens, columns, 2)
             row_bytes = -(-columns // 64) * 128
             assert chunk % 128 == 0
             assert chunk * row_bytes <= LOGITS_BYTES

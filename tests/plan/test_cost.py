@@ -187,6 +187,30 @@ def test_full_recompute_repeats_the_forward_pass() -> None:
     assert again.memory.activations < plain.memory.activations / 5
 
 
+def test_what_is_dropped_is_not_counted() -> None:
+    """Each module keeps less, and takes time; spread inputs are a share. TE's norms are in its linears."""
+    tp = {"tensor_model_parallel_size": 2, "world": 2, "transformer_impl": "fused"}
+    plain = costed("llama3-8b", dialect="redline", **tp)
+
+    def selective(*modules: str, **more: Any) -> StepCost:
+        flags = {"recompute_granularity": "selective", "recompute_modules": modules}
+        return costed("llama3-8b", dialect="redline", **{**tp, **flags, **more})
+
+    for modules in (("layernorm",), ("activation",), ("mlp",), ("layernorm", "mlp")):
+        less = selective(*modules)
+        assert less.memory.activations < plain.memory.activations and less.step_s > plain.step_s
+    both = selective("layernorm", "mlp").memory.activations
+    assert both < selective("mlp").memory.activations < selective("activation").memory.activations
+    te = {"transformer_impl": "transformer_engine"}
+    kept = selective(**te).memory.activations
+    assert selective("layernorm", **te).memory.activations == kept
+    full = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+    whole, spread = (
+        costed("llama3-8b", **tp, **full, distribute_saved_activations=on) for on in (False, True)
+    )
+    assert spread.memory.activations < whole.memory.activations and spread.step_s > whole.step_s
+
+
 def test_moe_and_mtp_are_costed() -> None:
     moe = {
         "num_experts": 8,

@@ -1,4 +1,4 @@
-"""What one microbatch keeps for backward, and what it needs on top for a moment: a table, one line a tensor.
+"""What one microbatch keeps for backward: a table, one line a tensor. workspace.py has what it needs on top.
 
 Every autograd node of model/, attention/ and the fused operators saves what stands here. e is the size of the
 compute dtype, w that of the wide one (fp32, or fp64 under fp64) in which plain norms, softmax and loss run;
@@ -18,11 +18,8 @@ from redline.formulas.operators import Operator
 from redline.formulas.recompute import NOTHING, Module, Recompute
 from redline.formulas.shape import ModelShape
 from redline.formulas.state import ITEM_BYTES
-from redline.units import GIB
 
 BOOL, INT64, FP32 = 1, 8, 4
-LOGITS_BYTES = GIB  # of one chunk of the loss without logits
-GEMM_TILE, ROW_ALIGNMENT = 128, 64  # its chunks are multiples of the first, its rows of the second
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +44,8 @@ class MicrobatchShape:
         fp8_copies: casts of each that are kept: by rows, and transposed unless that is made each time.
         fp8_stored: those weights exist in fp8 alone, which is one of these copies.
         fp8_head: elements of the head, where it runs in fp8; it is kept in both layouts.
+        fp8_blocks: with a scale for each block.
+        accumulates: the step has several microbatches, whose weight gradients add up.
         offload_layers: how many layers, from the first, keep what they save in host memory.
     """
 
@@ -69,11 +68,18 @@ class MicrobatchShape:
     fp8_copies: int = 2
     fp8_stored: bool = False
     fp8_head: int = 0
+    fp8_blocks: bool = False
+    accumulates: bool = False
 
     @property
     def operand(self) -> int:
         """Bytes of a kept GEMM operand."""
         return 1 if self.fp8 else self.item
+
+    @property
+    def fp8_mlp(self) -> bool:
+        """Whether norm, fc1, activation and fc2 of an MLP in fp8 are one Function."""
+        return self.fp8 and {"norm", "activation"} <= self.fused and self.tp == 1 and not self.fp8_blocks
 
     @property
     def tokens(self) -> int:
@@ -119,20 +125,26 @@ def total_bytes(held: Iterable[Held]) -> int:
 def saved_by_layer(shape: ModelShape, run: MicrobatchShape) -> tuple[Held, ...]:
     """What one layer keeps for backward, if it is in no unit of full recompute."""
     kept = list(_made_by_layer(shape, run))
-    T, e = run.tokens, run.item
-    stream, curve = run.rows * shape.hidden * e, T * shape.fc1_size * e
-    instead: list[tuple[Module, str, Held]] = [
-        ("layernorm", "attention.norm attention.qkv", Held("attention", "attention.norm", "input", stream)),
-        ("layernorm", "mlp.norm mlp.fc1:input", Held("mlp", "mlp.norm", "input", stream)),
-        ("activation", "mlp.activation mlp.fc1:output mlp.fc2", Held("mlp", "mlp.fc1", "output", curve)),
-        ("mlp", "mlp", Held("mlp", "mlp", "input", stream)),
-    ]
-    operands = ("attention.qkv", "mlp.fc1:input", "mlp.fc2") if run.fp8 else ()  # kept by the GEMM, cast
-    for module, gone, held in instead:
+    for module, gone, instead in _dropped(shape, run):
         if run.recompute.drops(module):
-            names = [name for name in gone.split() if name not in operands]
-            kept = [*(each for each in kept if not _among(each, names)), held]
+            kept = [each for each in kept if not _among(each, gone.split())]
+            kept += [] if instead is None else [instead]
     return tuple(kept)
+
+
+def _dropped(shape: ModelShape, run: MicrobatchShape) -> Iterator[tuple[Module, str, Held | None]]:
+    """(module, what it drops, what it keeps in place of that). In fp8 only a GEMM's operand is dropped."""
+    stream, curve = run.rows * shape.hidden * run.item, run.tokens * shape.fc1_size * run.item
+    if run.fp8:
+        yield "layernorm", "attention.qkv mlp.fc1:input", None
+        yield "activation", "mlp.fc2", None
+    else:
+        attention, mlp = (Held(part, f"{part}.norm", "input", stream) for part in ("attention", "mlp"))
+        yield "layernorm", "attention.norm attention.qkv", attention
+        yield "layernorm", "mlp.norm mlp.fc1:input", mlp
+        output = Held("mlp", "mlp.fc1", "output", curve)
+        yield "activation", "mlp.activation mlp.fc1:output mlp.fc2", output
+    yield "mlp", "mlp", Held("mlp", "mlp", "input", stream)
 
 
 def _among(held: Held, names: list[str]) -> bool:
@@ -151,16 +163,20 @@ def rebuilt_by_layer(shape: ModelShape, run: MicrobatchShape) -> tuple[Held, ...
     plain = replace(run, recompute=NOTHING)
     again = []
     if run.recompute.drops("core_attn"):
-        kept = set(_attention(shape, run))
-        again += [held for held in _attention(shape, plain) if held not in kept]
+        kept = set(attention_tensors(shape, run))
+        again += [held for held in attention_tensors(shape, plain) if held not in kept]
     if run.recompute.drops("mlp"):
         again += [held for held in _made_by_layer(shape, plain) if held.part == "mlp"]
         again.append(Held("mlp", "mlp", "input, kept once", -shared_stream(shape, run)))
-    elif run.recompute.drops("activation"):
-        T, e = run.tokens, run.item
-        again += _activation(shape, plain)
-        again += [] if run.fp8 else [Held("mlp", "mlp.fc2", "input", T * shape.ffn * e)]
-        again.append(Held("mlp", "mlp.fc1", "output, kept once", -T * shape.fc1_size * e))
+        return tuple(again)
+    if run.recompute.drops("layernorm") and run.fp8:
+        again.append(Held("mlp", "mlp.fc1", "input", run.tokens * shape.hidden * run.operand))
+    if run.recompute.drops("activation"):
+        again.append(Held("mlp", "mlp.fc2", "input", run.tokens * shape.ffn * run.operand))
+        if not run.fp8:
+            again += between_gemms(shape, plain)
+            once = run.tokens * shape.fc1_size * run.item
+            again.append(Held("mlp", "mlp.fc1", "output, kept once", -once))
     return tuple(again)
 
 
@@ -177,11 +193,11 @@ def _made_by_layer(shape: ModelShape, run: MicrobatchShape) -> tuple[Held, ...]:
     saved = [
         *_norm(shape, run, "attention", "attention.norm", R, shape.hidden, fused="norm" in run.fused),
         Held("attention", "attention.qkv", "input", gathered * shape.hidden * e),
-        *_attention(shape, run),
+        *attention_tensors(shape, run),
         Held("attention", "attention.proj", "input", T * shape.q_size * e),
         *_norm(shape, run, "mlp", "mlp.norm", R, shape.hidden, fused="norm" in run.fused),
         Held("mlp", "mlp.fc1", "input", gathered * shape.hidden * e),
-        *_activation(shape, run),
+        *between_gemms(shape, run),
         Held("mlp", "mlp.fc2", "input", T * shape.ffn * e),
     ]
     if shape.hidden_dropout and "bias_dropout_add" not in run.fused:
@@ -236,161 +252,6 @@ def saved_by_head(shape: ModelShape, run: MicrobatchShape) -> tuple[Held, ...]:
     )
 
 
-def loss_workspace(shape: ModelShape, run: MicrobatchShape) -> tuple[Held, ...]:
-    """Needed on top of all that is saved while the loss runs: forward or backward, whichever is more."""
-    T, V, e, w = run.tokens, shape.vocab_size, run.item, run.wide
-    padded = shape.padded_vocab_size
-    caller = Held("head", "head", "hidden states held by the caller", T * shape.hidden * e)
-    if "linear_cross_entropy" in run.fused:
-        return (caller, *_chunk_workspace(shape, run))
-    if "cross_entropy" in run.fused:  # the gradient of the logits takes their place
-        dhidden = Held("head", "head", "gradient of the hidden states", T * shape.hidden * e)
-        wide = T * (padded + shape.hidden) * ITEM_BYTES[run.grad_dtype] * run.copies_for_wgrad
-        widened = Held("head", "head", "wide operands of the weight gradient", wide)
-        return tuple(max([caller], [dhidden, widened], key=total_bytes))
-    forward = [caller, Held("head", "loss", "logits, padded", T * padded * e)]
-    if w > e or padded > V:  # the softmax reads a dense copy without the padding
-        forward.append(Held("head", "loss", "wide logits", T * V * w))
-    backward = [
-        caller,
-        Held("head", "loss", "gradient of the log probabilities", T * V * w),
-        Held("head", "loss", "gradient of the logits", T * V * w),
-    ]
-    return tuple(max(forward, backward, key=total_bytes))
-
-
-def loss_chunk_tokens(tokens: int, vocab_size: int, item: int) -> int:
-    """Tokens a chunk of the loss without logits: the fewest equal chunks below LOGITS_BYTES."""
-    row = _round_up(vocab_size, ROW_ALIGNMENT) * item
-    most = max(LOGITS_BYTES // row // GEMM_TILE, 1) * GEMM_TILE
-    chunks = -(-tokens // most)
-    return min(_round_up(-(-tokens // max(chunks, 1)), GEMM_TILE), most)
-
-
-def _chunk_workspace(shape: ModelShape, run: MicrobatchShape) -> tuple[Held, ...]:
-    """While the loss without logits walks its chunks, beside the gradients that it leaves."""
-    T, H, e = run.tokens, shape.hidden, run.item
-    rows = min(loss_chunk_tokens(T, shape.vocab_size, e), T)
-    columns = _round_up(shape.vocab_size, ROW_ALIGNMENT)
-    held = [
-        Held("head", "loss", "hidden states that count", T * H * e),
-        Held("head", "loss", "logits of a chunk", rows * columns * e),
-    ]
-    if run.copies_for_wgrad:
-        wide = rows * (columns + H) * ITEM_BYTES[run.grad_dtype]
-        held.append(Held("head", "head", "wide operands of the weight gradient", wide))
-    if not run.fuse_wgrad and rows < T:
-        held.append(Held("head", "head", "weight gradient over chunks", shape.padded_vocab_size * H * FP32))
-    return tuple(held)
-
-
-def _round_up(number: int, multiple: int) -> int:
-    return -(-number // multiple) * multiple
-
-
-def mlp_workspace(shape: ModelShape, run: MicrobatchShape, again: bool = False) -> tuple[Held, ...]:
-    """Needed on top of the saved layers while the last MLP runs: forward, mask drawing or backward.
-
-    Args:
-        again: its forward runs inside backward, beside the gradient of the residual stream.
-    """
-    run = replace(run, recompute=NOTHING)
-    T, H, F, e, w = run.tokens, shape.hidden, shape.ffn, run.item, run.wide
-    forward, draws = [], []
-    plain = "activation" not in run.fused
-    if shape.bias_linear and plain:
-        forward.append(Held("mlp", "mlp.fc1", "output before its bias", T * shape.fc1_size * e))
-    if (
-        shape.bias_linear and plain and w > e
-    ):  # at this moment what the activation will keep does not exist yet
-        later = total_bytes(_activation(shape, run)) - T * shape.fc1_size * e + T * F * e
-        forward.append(Held("mlp", "mlp.fc1", "wide output with its bias", T * shape.fc1_size * w - later))
-    if shape.hidden_dropout and "bias_dropout_add" not in run.fused:
-        draws.append(Held("mlp", "mlp.dropout", "mask drawing", _mask_drawing(run.seq_length * H, run)))
-    through_activation = 2 if shape.gated else 3 if shape.activation == "squared-relu" and plain else 1
-    backward = [Held("mlp", "mlp.fc2", "gradients through the activation", through_activation * T * F * e)]
-    if run.copies_for_wgrad:
-        grad = ITEM_BYTES[run.grad_dtype]
-        widened = [
-            Held("mlp", "mlp.fc2", "gradient of the input", T * F * e),
-            Held("mlp", "mlp.fc2", "wide operands of the weight gradient", T * (F + H) * grad),
-        ]
-        freed = total_bytes(_activation(shape, run)) + T * F * e  # by then; the rest as for fc2
-        product = [
-            Held("mlp", "mlp.fc1", "gradient of the output", T * shape.fc1_size * e - freed),
-            Held("mlp", "mlp.fc1", "wide operands of the weight gradient", T * (shape.fc1_size + H) * grad),
-        ]
-        backward = max(backward, widened, product, key=total_bytes)
-    if run.fp8:
-        weight = H * F if run.fp8_copies == 1 else 0  # for dgrad, before the weight gradient's operand
-        backward.append(Held("mlp", "mlp.fc2", "transposed operand", max(T * F, weight)))
-    if not run.fuse_wgrad:
-        backward.append(Held("mlp", "mlp.fc2", "weight gradient before it is added", H * F * e))
-    stream = Held("mlp", "mlp", "gradient of the residual stream", 2 * run.rows * H * e)
-    backward.append(stream)
-    if run.sequence:
-        backward.append(Held("mlp", "mlp.fc1", "gathered input, unscattered gradient", 2 * T * H * e))
-    if again:
-        forward.append(stream)
-        draws.append(stream)
-    return tuple(max(forward, draws, backward, key=total_bytes))
-
-
-def attention_workspace(shape: ModelShape, run: MicrobatchShape) -> tuple[Held, ...]:
-    """Needed on top of the saved layers, the last MLP not counted, while the last attention runs."""
-    if run.recompute.drops("core_attn"):
-        outside = run.tokens * (2 * shape.q_size + 2 * shape.kv_size) * run.item
-        held = Held("attention", "attention.core", "gradients of output, q, k, v outside", outside)
-        return (*attention_workspace(shape, replace(run, recompute=NOTHING)), held)
-    run = replace(run, recompute=NOTHING)
-    T, q, kv, e, w = run.tokens, shape.q_size, shape.kv_size, run.item, run.wide
-    if run.attention != "unfused":
-        repeated = 2 * q if run.device == "cuda" and kv < q and run.attention != "local" else 0
-        gradients = T * (2 * q + 2 * kv + repeated) * e
-        if run.attention == "local":
-            statistics = T * shape.num_heads * 2 * ITEM_BYTES["fp32"]
-            return (
-                Held("attention", "attention.core", "gradients of output, q, k, v", gradients),
-                Held("attention", "attention.core", "row sums", statistics),
-            )
-        return (
-            Held("attention", "attention.core", "gradients of output, q, k, v", gradients),
-            Held("attention", "attention.core", "accumulator of q's gradient", T * q * w),
-        )
-    P = run.micro_batch_size * shape.num_heads * run.seq_length**2
-    if "masked_softmax" in run.fused:
-        return (_fused_softmax_workspace(shape, run, P),)
-    rounded = e if w > e else 0  # probabilities in the compute dtype, beside those of the softmax
-    cleared = w if run.segments else 0  # and those of rows that see no key
-    forward = P * (2 * w + rounded + cleared)
-    backward = P * w * (4 if run.device == "cuda" else 3)  # CUDA's softmax makes a product of its own
-    drawing = 0
-    if shape.attention_dropout:
-        drawing = P * (w + (rounded or cleared)) + _mask_drawing(P // run.micro_batch_size, run)
-    saved = [held.num_bytes for held in _attention(shape, run) if held.what in ("softmax", "probabilities")]
-    elsewhere = sum(saved) + T * q * e  # counted as saved; proj's input is not made yet, or gone already
-    return (Held("attention", "attention.core", "scores", max(forward, drawing, backward) - elsewhere),)
-
-
-def _fused_softmax_workspace(shape: ModelShape, run: MicrobatchShape, P: int) -> Held:
-    """Scores beside their probabilities forward; backward the gradients of both."""
-    forward, backward = 2 * P * run.item, 3 * P * run.item
-    drawing = 0
-    if shape.attention_dropout:
-        drawing = P * run.item + _mask_drawing(P // run.micro_batch_size, run)
-    saved = [held.num_bytes for held in _attention(shape, run) if "probabilities" in held.what]
-    elsewhere = sum(saved) + run.tokens * shape.q_size * run.item
-    return Held("attention", "attention.core", "scores", max(forward, drawing, backward) - elsewhere)
-
-
-def _mask_drawing(elements: int, run: MicrobatchShape) -> int:
-    """64-bit words alive at once while masks of `elements` a sample are drawn, one word for four elements.
-
-    Of the 13 words ten depend on the sample, three only on the place in it.
-    """
-    return elements * INT64 // 4 * (10 * run.micro_batch_size + 3)
-
-
 def _norm(
     shape: ModelShape,
     run: MicrobatchShape,
@@ -414,7 +275,7 @@ def _norm(
         yield Held(part, site, "normalised input", rows * size * run.wide)
 
 
-def _attention(shape: ModelShape, run: MicrobatchShape) -> Iterator[Held]:
+def attention_tensors(shape: ModelShape, run: MicrobatchShape) -> Iterator[Held]:
     """q, k, v and what the backend keeps. Views of the merged projection keep all of it alive."""
     T, q, kv, e = run.tokens, shape.q_size, shape.kv_size, run.item
     N, G, S = shape.num_heads, shape.num_groups, run.seq_length
@@ -470,7 +331,7 @@ def _attention(shape: ModelShape, run: MicrobatchShape) -> Iterator[Held]:
         yield Held("attention", "attention.core", "dropout mask", P * BOOL)
 
 
-def _activation(shape: ModelShape, run: MicrobatchShape) -> Iterator[Held]:
+def between_gemms(shape: ModelShape, run: MicrobatchShape) -> Iterator[Held]:
     """Between fc1 and fc2: the input of each nonlinear step."""
     size = run.tokens * run.item
     if shape.activation == "squared-relu" and "activation" not in run.fused:

@@ -10,6 +10,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from redline.units import round_up
+
 ALIGNMENT = 64  # elements: whole vector loads, no scalar tails
 END_ALIGNMENT = 128  # of a bucket's end, as in Megatron-LM
 BUSBW_ALIGNMENT = 1 << 16  # sizes that NCCL moves fastest
@@ -66,13 +68,13 @@ def cut_buckets(sizes: Iterable[int], rule: BucketRule) -> Layout:
     first = end = 0
     for size in sizes:
         starts.append(end)
-        end += _up(size, ALIGNMENT)
+        end += round_up(size, ALIGNMENT)
         if rule.size is not None and end - first >= rule.size:
-            end = first + _up(end - first, rule.unit)
+            end = first + round_up(end - first, rule.unit)
             buckets.append((first, end))
             first = end
     if end > first or (starts and not buckets):
-        end = first + _up(end - first, rule.unit)
+        end = first + round_up(end - first, rule.unit)
         buckets.append((first, end))
     return Layout(tuple(starts), tuple(buckets))
 
@@ -87,7 +89,3 @@ def shard_of(bucket: tuple[int, int], ranks: int, index: int) -> tuple[int, int]
     start, end = bucket
     length = (end - start) // ranks
     return start + index * length, start + (index + 1) * length
-
-
-def _up(number: int, unit: int) -> int:
-    return -(-number // unit) * unit

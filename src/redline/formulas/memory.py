@@ -20,9 +20,6 @@ from typing import Any, Literal
 from redline.formulas.activations import (
     Held,
     MicrobatchShape,
-    attention_workspace,
-    loss_workspace,
-    mlp_workspace,
     rebuilt_by_layer,
     saved_by_embedding,
     saved_by_head,
@@ -35,6 +32,7 @@ from redline.formulas.params import stored_elements
 from redline.formulas.recompute import NOTHING
 from redline.formulas.shape import ModelShape
 from redline.formulas.state import ITEM_BYTES, StateDtypes, away_bytes, stage_bytes, state_bytes
+from redline.formulas.workspace import attention_workspace, loss_workspace, mlp_workspace
 from redline.units import MIB
 
 Moment = tuple[tuple[Held, ...], tuple[Held, ...]]  # what is saved, and what is there for a moment

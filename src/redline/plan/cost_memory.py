@@ -180,10 +180,15 @@ def layer_activation_bytes(setup: Setup, recompute_modules: tuple[str, ...] | No
     mlp: float = F1 * HALF + F * operand
     if moe:
         mlp += shape.moe_topk * H * HALF
-    if "mlp" in modules or ("moe" in modules and moe):
-        mlp, outer = 0.0, outer - H * operand
     if not fused and not setup.fused_activation and shape.gated:
         mlp += 2 * F * HALF
+    if "activation" in modules:
+        mlp = F1 * HALF
+    whole_mlp = "mlp" in modules or ("moe" in modules and moe)
+    if whole_mlp:
+        mlp, outer = 0.0, outer - H * operand
+    if "layernorm" in modules and setup.impl != "transformer_engine":  # whose norms are inside its linears
+        outer -= (1 if whole_mlp else 2) * H * operand
     scores = 0.0
     if setup.attention == "unfused" and "core_attn" not in modules:
         each = 2 * HALF + (HALF + 1 if shape.attention_dropout else 0)

@@ -167,6 +167,8 @@ def make_plan(config: RunConfig, hardware: Hardware, vocab_size: int, world_size
         fp8_copies=fp8.copies if fp8 else 0,
         fp8_stored=fp8 is not None and fp8.stored,
         fp8_head=fp8.head if fp8 else 0,
+        fp8_blocks=config.precision.fp8_recipe in ("blockwise", "mxfp8"),
+        accumulates=batch.final_batch_size > config.train.micro_batch_size * grid.dp,
         fused=choose_kernels(config.kernels, shape, expected).fused,
         recompute=stated_recompute(config),
         z_loss=config.train.z_loss > 0.0,

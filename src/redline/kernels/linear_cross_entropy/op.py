@@ -22,12 +22,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from redline.errors import RedlineError
+from redline.formulas.loss_chunks import logit_columns, loss_chunk_tokens
 from redline.kernels.common import (
     Impl,
     accumulate_into,
     apply,
     as_rows,
-    ceil_div,
     operator,
     require,
     use_triton,
@@ -38,11 +38,6 @@ from redline.kernels.linear_cross_entropy.accumulate import accumulate
 from redline.kernels.linear_cross_entropy.reference import linear_cross_entropy_reference
 from redline.kernels.linear_cross_entropy.sharded import launch_sharded
 from redline.kernels.loss_spec import LossSpec, add_z_part, loss_spec
-from redline.units import GIB
-
-LOGITS_BYTES = GIB
-GEMM_TILE = 128
-ROW_ALIGNMENT = 64  # elements: rows of logits that begin on 128 bytes keep GEMMs and kernel at full width
 
 
 class HeadProducts(Protocol):
@@ -60,14 +55,6 @@ def supports(hidden_TH: Tensor, weight_VH: Tensor) -> str | None:
     if hidden_TH.dtype != weight_VH.dtype:
         return f"hidden states are {hidden_TH.dtype} and the weight is {weight_VH.dtype}"
     return why_not(hidden_TH, weight_VH)
-
-
-def default_chunk_tokens(tokens: int, vocab_size: int, itemsize: int) -> int:
-    """Tokens a chunk: the fewest equal chunks whose logits fit in LOGITS_BYTES."""
-    row_bytes = ceil_div(vocab_size, ROW_ALIGNMENT) * ROW_ALIGNMENT * itemsize
-    most = max(LOGITS_BYTES // row_bytes // GEMM_TILE, 1) * GEMM_TILE
-    even = ceil_div(tokens, ceil_div(tokens, most)) if tokens else 1
-    return min(ceil_div(even, GEMM_TILE) * GEMM_TILE, most)
 
 
 def linear_cross_entropy(
@@ -115,7 +102,7 @@ def linear_cross_entropy(
     needs = record and hidden_TH.requires_grad, record and weight_VH.requires_grad
     if chunk_tokens is None:
         columns = spec.vocab_size if shard is None else shard.size
-        chunk_tokens = default_chunk_tokens(len(hidden_TH), columns, hidden_TH.itemsize)
+        chunk_tokens = loss_chunk_tokens(len(hidden_TH), columns, hidden_TH.itemsize)
     loss: Tensor = apply(
         LinearCrossEntropyFn, hidden_TH, weight_VH, labels_T, weights_T, main_grad if needs[1] else None,
         grad_scale, spec.as_args, chunk_tokens, needs, shard, products, z_total,
@@ -167,7 +154,7 @@ def _launch(
     if dweight_VH is None and needs_weight:
         one_chunk = tokens <= chunk_tokens
         dweight_VH = torch.zeros_like(weight, dtype=weight.dtype if one_chunk else torch.float32)
-    width = ceil_div(vocab_size, ROW_ALIGNMENT) * ROW_ALIGNMENT  # of a row of the buffer
+    width = logit_columns(vocab_size)  # of a row of the buffer
     used_VH = weight[:width]
     buffer_CV = hidden.new_empty(min(chunk_tokens, tokens), width)
     for start in range(0, tokens, chunk_tokens):

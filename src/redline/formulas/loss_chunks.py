@@ -1,0 +1,21 @@
+"""How the loss without logits cuts its tokens into chunks: one rule, for the kernel and for the formulas."""
+
+from __future__ import annotations
+
+from redline.units import GIB, round_up
+
+LOGITS_BYTES = GIB  # of one chunk
+GEMM_TILE = 128  # chunks are multiples of it
+ROW_ALIGNMENT = 64  # elements: rows of logits that begin on 128 bytes keep GEMMs and kernel at full width
+
+
+def logit_columns(vocab_size: int) -> int:
+    """Columns of a row of logits as it is stored."""
+    return round_up(vocab_size, ROW_ALIGNMENT)
+
+
+def loss_chunk_tokens(tokens: int, vocab_size: int, item: int) -> int:
+    """Tokens a chunk: the fewest equal chunks whose logits, of `item` bytes each, fit in LOGITS_BYTES."""
+    most = max(LOGITS_BYTES // (logit_columns(vocab_size) * item) // GEMM_TILE, 1) * GEMM_TILE
+    chunks = max(-(-tokens // most), 1)
+    return min(round_up(max(-(-tokens // chunks), 1), GEMM_TILE), most)
