@@ -99,7 +99,10 @@ FP8_CASES = {
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="counts tensors on the CPU; benchmarks/gpu_memory.py has peaks")
-@pytest.mark.parametrize("case", FP8_CASES)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(each, marks=pytest.mark.long if each in ("llama", "gpt") else ()) for each in FP8_CASES],
+)
 def test_fp8_against_live_tensors(case, memory_is_freed_at_once):
     """Saved bytes within 0.5 %, the peak within 3 %: operands in 8 bits, their transposes, dropped ones."""
     shape, recompute, accumulates = FP8_CASES[case]

@@ -9,11 +9,9 @@ from fnmatch import fnmatchcase
 from redline.choice import Choice
 from redline.config import PrecisionConfig
 from redline.errors import ConfigError
+from redline.formulas.fp8_sizes import FP8_MULTIPLES
 from redline.formulas.shape import ModelShape
 from redline.hardware import ADA, BLACKWELL, HOPPER, Hardware
-
-# Of both sizes of a weight; tokens are padded, weights are not.
-MULTIPLES = {"delayed": 16, "tensorwise": 16, "blockwise": 128, "mxfp8": 32}
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +137,7 @@ def _reason(config: PrecisionConfig, shape: ModelShape, name: str, size_out: int
         if fnmatchcase(name, pattern):
             return f"--fp8-keep-bf16 {pattern}"
     for what, size in (("output", size_out), ("input", size_in)):
-        multiple = MULTIPLES[config.fp8_recipe]
+        multiple = FP8_MULTIPLES[config.fp8_recipe]
         if size % multiple:
             below = size // multiple * multiple
             return (

@@ -13,10 +13,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from redline.formulas.fp8_sizes import FP8_MULTIPLES
 from redline.kernels.common import ceil_div
 from redline.kernels.fp8.reference import FP8_MAX, quantize
+from redline.units import round_up
 
-SIDE = 128  # of a square block; rows are padded to a multiple of it
+SIDE = FP8_MULTIPLES["blockwise"]  # of a square block; rows are padded to a multiple of it
 TOP: dict[torch.dtype, int] = {torch.float8_e4m3fn: 8, torch.float8_e5m2: 15}  # the largest is 1.75 * 2^TOP
 WIDEST = 126  # exponents beyond would make the scale or its inverse denormal
 Blocks = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -24,12 +26,12 @@ Blocks = tuple[Tensor, Tensor, Tensor, Tensor]
 
 def padded_rows(rows: int) -> int:
     """Rows of a cast operand."""
-    return ceil_div(rows, SIDE) * SIDE
+    return round_up(rows, SIDE)
 
 
 def padded_squares(cols: int) -> int:
     """Columns of the inverse scales of square blocks."""
-    return ceil_div(ceil_div(cols, SIDE), 4) * 4
+    return round_up(ceil_div(cols, SIDE), 4)
 
 
 def exponents(largest: Tensor, dtype: torch.dtype) -> Tensor:
@@ -76,7 +78,7 @@ def square_cast(w_OI: Tensor, dtype: torch.dtype) -> Blocks:
 
 def _padded(inverse: Tensor) -> Tensor:
     cols = inverse.shape[1]
-    return torch.nn.functional.pad(inverse, (0, ceil_div(cols, 4) * 4 - cols)).contiguous()
+    return torch.nn.functional.pad(inverse, (0, round_up(cols, 4) - cols)).contiguous()
 
 
 def restore(q_MK: Tensor, inverse: Tensor, block: int, square: bool) -> Tensor:

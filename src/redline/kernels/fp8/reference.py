@@ -11,17 +11,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from redline.kernels.common import ceil_div
+from redline.formulas.fp8_sizes import FP8_MULTIPLES
+from redline.units import round_up
 
 FP8_MAX: dict[torch.dtype, float] = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
 # Beyond these, rounding to the nearest would leave the format: what is cut off loses more than by rounding.
 FP8_CUT: dict[torch.dtype, float] = {torch.float8_e4m3fn: 464.0, torch.float8_e5m2: 61440.0}
-GEMM_MULTIPLE = 16  # of both sizes of an operand that are summed over or stored contiguously
+GEMM_MULTIPLE = FP8_MULTIPLES["delayed"]  # where a tensor has one scale
 
 
 def padded(rows: int) -> int:
     """Tokens as a GEMM sums over them."""
-    return ceil_div(rows, GEMM_MULTIPLE) * GEMM_MULTIPLE
+    return round_up(rows, GEMM_MULTIPLE)
 
 
 def quantize(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
