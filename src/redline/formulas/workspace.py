@@ -130,7 +130,7 @@ def _fp8_mlp_backward(shape: ModelShape, run: MicrobatchShape) -> list[Held]:
 
 
 def _fp8_operand(size: int, weight: int, run: MicrobatchShape) -> Held:
-    """For a weight gradient its input transposed, and the product, which no GEMM in fp8 adds to what is there.
+    """For a weight gradient its input transposed, and the product: no GEMM in fp8 adds to what is there.
 
     Before that, for the gradient of the input, the weight transposed, where that is made each time.
     """
