@@ -1,10 +1,11 @@
 """Predicted against measured peak memory on one GPU, and what each choice of recompute costs and saves.
 
-    python benchmarks/gpu_memory.py peaks|recompute|whole|long OUT.json [PART/PARTS]
+    python benchmarks/gpu_memory.py peaks|recompute|whole|long OUT.json [PART/PARTS [WORD]]
     python benchmarks/gpu_memory.py table OUT.json ...
 
 Each case is a configuration of `redline train`, opened and stepped in this process. A table in Markdown is
 printed; the JSON holds every number, is written after each case, and `table` prints it again, parts joined.
+With a WORD only the cases run that have it among their flags.
 """
 
 from __future__ import annotations
@@ -93,21 +94,16 @@ RECOMPUTE = [
     ]),
     (f"--preset llama3-8b --num-layers 8 --seq-length 4096 --micro-batch-size 1 {UNFUSED}",
      [f"{SELECTIVE} core_attn"]),
-    (f"{ONE} --seq-length 8192 --micro-batch-size 2", [f"{SELECTIVE} layernorm activation", f"{UNIFORM} 1"]),
 ]  # fmt: skip
 WHOLE = [
     f"--preset llama3-8b --seq-length 8192 --global-batch-size 4 {flags}"
     for flags in (
-        f"{STORAGE}",
-        f"{STORAGE} --main-grads-dtype bf16 --fp8 --fp8-output-proj",
+        STORAGE,
         f"--use-precision-aware-optimizer {UNIFORM} 1",
-        f"{STORAGE} --main-grads-dtype bf16 --micro-batch-size 2 --recompute auto --memory-budget 0.92",
+        f"{STORAGE} --main-grads-dtype bf16 --fp8 --fp8-output-proj",
     )
 ]  # fmt: skip
-LONG = [
-    f"{ONE} --max-position-embeddings {S} --seq-length {S} {STORAGE} --recompute auto --memory-budget 0.9"
-    for S in (131072, 524288)
-]
+LONG = [f"{ONE} --max-position-embeddings {S} --seq-length {S} {STORAGE} {UNIFORM} 1" for S in (524288,)]
 
 
 def measure(words: str, steps: int, warmup: int) -> dict[str, Any]:
@@ -219,10 +215,10 @@ def print_recompute(records: list[dict[str, Any]]) -> None:
         )
 
 
-def measure_stage(stage: str, out: Path, part: int, parts: int) -> None:
+def measure_stage(stage: str, out: Path, part: int, parts: int, word: str) -> None:
     """Run a stage, or one of `parts` equal parts of it."""
     started, records = time.perf_counter(), []
-    for number, case in enumerate(STAGES[stage]()):
+    for number, case in enumerate(case for case in STAGES[stage]() if word in case["flags"]):
         if number % parts != part:
             continue
         records.append(case | measure(case["flags"], case["steps"], case["warmup"]))
@@ -242,7 +238,7 @@ def main() -> None:
         print_recompute(records)
         return
     part, parts = map(int, rest[1].split("/")) if rest[1:] else (0, 1)
-    measure_stage(stage, Path(rest[0]), part, parts)
+    measure_stage(stage, Path(rest[0]), part, parts, word=rest[2] if rest[2:] else "")
 
 
 if __name__ == "__main__":

@@ -44,14 +44,18 @@ def gemms_without_scratch():
 
 
 def put_into_fp8(model, run):
-    """Every site, in the middle of a run: scales are known, and weight gradients add up if they do."""
+    """Every site, in the middle of a run: scales are known, and weight gradients add up if they do.
+
+    Returns the casts of the weights, which are there all the time.
+    """
     names = [name for name, _, _ in gemm_sites(model.shape)]
     state = Fp8State(names, Fp8Spec(history_len=4), "cpu", kernels=True)
-    gemms = Fp8Gemms(model, state, fused=run.fused)
+    gemms = Fp8Gemms(model, state, fused=run.fused, keeps_transposed=run.fp8_copies == 2)
     state.steps = 1
     gemms.begin_step()
     for gemm in gemms.gemms.values():
         gemm.fresh = not run.accumulates
+    return [cast for gemm in gemms.gemms.values() for cast in (gemm.q_OI, gemm.q_IO) if cast is not None]
 
 
 def measure(shape, run, *, drop=False):
@@ -72,8 +76,7 @@ def measure(shape, run, *, drop=False):
             param.copy_(
                 0.02 * torch.randn(param.shape, generator=generator) if param.dim() > 1 else torch.ones(())
             )
-    if run.fp8:
-        put_into_fp8(model, run)
+    casts = put_into_fp8(model, run) if run.fp8 else []
     tokens = torch.randint(0, shape.vocab_size, (B, S), generator=generator)
     positions, weights = torch.arange(S).repeat(B, 1), torch.ones(B, S)
     batch = (tokens, tokens.clone(), positions, weights)
@@ -82,7 +85,7 @@ def measure(shape, run, *, drop=False):
         keys = dropout_keys(0, shape.num_layers, "cpu")
         dropout = DropoutState(keys=keys, iteration=torch.tensor(1), sample_index_B=torch.arange(B))
     mask = MaskSpec(segment_ids_BS=(positions // 40).int() if run.segments else None)
-    known = [*model.parameters(), *(param.main_grad for param in model.parameters()), *batch]
+    known = [*model.parameters(), *(param.main_grad for param in model.parameters()), *batch, *casts]
     with gemms_without_scratch(), LiveMemory(known) as live:
         hidden = model(tokens, positions, mask, dropout)
         saved = live.now

@@ -64,6 +64,37 @@ def test_what_moves(monkeypatch):
     assert not moved
 
 
+def test_two_layers_are_on_their_way_at_most(monkeypatch):
+    """The third begins once the copies of the first are done: memory does not grow, however slow they are.
+
+    Events are the numbers of the layers; what the device has waited for is `waited`.
+    """
+    waited, left = [], []
+
+    class Stream:
+        events = iter(range(9))
+
+        def record_event(self):
+            return next(self.events)
+
+        def wait_event(self, event):
+            waited.append(event)
+
+    monkeypatch.setattr(offload, "_Moved", lambda tensor, stream: type("Moved", (), {})())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream())
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda self, stream: left.append(self.numel()))
+    for layers in (4, 3):
+        moves = offload.Offload(layers, (), Stream())
+        for index in range(4):
+            with moves.layer(index):
+                torch.ones(1 << 16, requires_grad=True).square()
+            assert len(waited) == max(0, index - 1)
+            assert all(len(layer.held) == 1 for layer in moves._leaving)
+        moves.done()
+        assert len(left) == layers - len(waited) and waited == sorted(waited)
+        waited.clear(), left.clear()
+
+
 def test_backward_asks_for_the_layer_before(monkeypatch):
     """The way back of layer i begins when layer i + 1 asks for its first tensor."""
     monkeypatch.setattr(offload, "SMALLEST_BYTES", 64)
@@ -113,7 +144,6 @@ def test_a_gpu_holds_less_and_computes_the_same():
             before = torch.cuda.memory_allocated()
             loss = run_loss(model, batch)
             torch.cuda.synchronize()
-            torch.cuda.empty_cache()  # frees what waited for a copy alone
             held.append(torch.cuda.memory_allocated() - before)
             loss.backward()
             losses.append(loss.item())

@@ -156,31 +156,29 @@ class Transformer(nn.Module):
         x_SBH = x_SBH.flatten(0, 1).unflatten(0, (-1, len(tokens_BS)))
         rope = rope_table(self.shape, S, self.dtype, tokens_BS.device, positions_BS[0] if packed else None)
         run = partial(self._run_layers, rope=rope, mask=mask, dropout=dropout)
-        moves = self._offload(rope, tokens_BS.device)
+        offload = self._offload(rope, tokens_BS.device)
         done = 0
         with self.around_layers():
             for unit in self.units:
-                with moves(unit.start):
+                with offload.layer(unit.start):
                     x_SBH = checkpoint(partial(run, unit), x_SBH, spread=self.spread)
                 done = unit.stop
             for index in range(done, len(self.layers)):
-                with moves(index):
+                with offload.layer(index):
                     x_SBH = run(range(index, index + 1), x_SBH)
+        offload.done()
         self.before_part("head")
         hidden_SBH: Tensor = self.final_norm(x_SBH)
         return hidden_SBH
 
-    def _offload(
-        self, rope: RopeTable | None, device: torch.device
-    ) -> Callable[[int], AbstractContextManager[None]]:
-        """From a layer's number to the context in which what it saves goes to host memory, if it is to."""
+    def _offload(self, rope: RopeTable | None, device: torch.device) -> Offload:
+        """What moves the tensors that layers save to host memory, if they are to go there."""
         if not self.offload_layers or not torch.is_grad_enabled():
-            return lambda _: nullcontext()
+            return Offload(0, (), None)
         if self._copies is None and device.type == "cuda":
             self._copies = torch.cuda.Stream(device)
         shared = () if rope is None else (rope.cos_SP, rope.sin_SP)
-        offload = Offload((*self.parameters(), *shared), self._copies)
-        return lambda index: offload.layer() if index < self.offload_layers else nullcontext()
+        return Offload(self.offload_layers, (*self.parameters(), *shared), self._copies)
 
     def _run_layers(
         self,
