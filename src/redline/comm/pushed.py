@@ -77,7 +77,7 @@ class Pushed:
         products = []  # kept until they have arrived
         for peer in _others(group):
             products.append(parts[peer] @ w)
-            self._push(products[-1], peer, own, turn)
+            self._push({peer: products[-1]}, own, turn)
         arriving = self._memory.mark()
         y = parts[own] @ w
         self._receive(arriving, y, y, group, turn)
@@ -86,8 +86,7 @@ class Pushed:
     def gather(self, x_shard: Tensor, group: Group) -> Pending:
         """See LinkedGemm."""
         turn, shape = self._next_turn(), (group.size * x_shard.shape[0], *x_shard.shape[1:])
-        for rank in (*_others(group), group.index):
-            self._push(x_shard, rank, group.index, turn)
+        self._push(dict.fromkeys((*_others(group), group.index), x_shard), group.index, turn)
         x = self._memory.view(group.index, self._start(turn), shape, x_shard.dtype)
         arriving = self._memory.mark()
 
@@ -101,8 +100,7 @@ class Pushed:
         """See LinkedGemm."""
         check_even(x, group)
         parts, turn = x.view(group.size, x.shape[0] // group.size, *x.shape[1:]), self._next_turn()
-        for peer in _others(group):
-            self._push(parts[peer], peer, group.index, turn)
+        self._push({peer: parts[peer] for peer in _others(group)}, group.index, turn)
         arriving, y = self._memory.mark(), torch.empty_like(parts[group.index])
         return Pending(y, (_Once(lambda: self._receive(arriving, parts[group.index], y, group, turn)),))
 
@@ -113,11 +111,13 @@ class Pushed:
     def _start(self, turn: int) -> int:
         return turn * self._num_bytes
 
-    def _push(self, part: Tensor, to: int, index: int, turn: int) -> None:
-        """Write `part` into a rank's area, as the part of that number."""
-        start = self._start(turn) + index * part.nbytes
+    def _push(self, parts: dict[int, Tensor], index: int, turn: int) -> None:
+        """Write each part into the area of its rank, as the part of that number."""
         with self._memory.beside():
-            self._memory.view(to, start, tuple(part.shape), part.dtype).copy_(part)
+            for rank, part in parts.items():
+                assert (index + 1) * part.nbytes <= self._num_bytes, "a turn is as long as the largest tensor"
+                start = self._start(turn) + index * part.nbytes
+                self._memory.view(rank, start, tuple(part.shape), part.dtype).copy_(part)
 
     def _receive(self, arriving: Work, own: Tensor, y: Tensor, group: Group, turn: int) -> None:
         """y = own + what the others have pushed here."""

@@ -9,9 +9,10 @@ multicast path.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from torch import Tensor
 from redline.comm.collectives import all_reduce
 from redline.comm.groups import Group
 from redline.comm.linked_gemm import Bulk
+from redline.comm.pushed import TURNS
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,8 @@ class SymmetricArea:
         self._handle: Any = rendezvous(area, _name(group))
         self._area = area  # held: freed, it would be gone for the others too
         self._stream = torch.cuda.Stream(priority=-1)
+        # Made once: what is begun and not ended is less than TURNS operations, and each waits for its own.
+        self._ready, self._marks = torch.cuda.Event(), cycle([torch.cuda.Event() for _ in range(TURNS)])
         self._views: dict[tuple[object, ...], Tensor] = {}  # a few; making one costs the host 10 us
 
     def view(self, rank: int, start: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -62,16 +66,15 @@ class SymmetricArea:
             self._views[key] = self._handle.get_buffer(rank, shape, dtype, start // dtype.itemsize)
         return self._views[key]
 
-    @contextmanager
-    def beside(self) -> Iterator[None]:
+    def beside(self) -> AbstractContextManager[object]:
         """See PeerMemory."""
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
-            yield
+        self._ready.record()
+        self._stream.wait_event(self._ready)
+        return torch.cuda.stream(self._stream)
 
     def mark(self) -> torch.cuda.Event:
         """See PeerMemory."""
-        event = torch.cuda.Event()
+        event = next(self._marks)
         event.record(self._stream)
         return event
 
