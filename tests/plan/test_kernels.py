@@ -57,6 +57,21 @@ def test_by_name():
             choose(transformer_impl="fused", conditions=conditions)
 
 
+def test_modules_of_nvidias_package_by_name():
+    """Beside them every operator runs as under fused; where they cannot run, nothing runs in their stead."""
+    found = choose(transformer_impl="transformer_engine")
+    assert found.fused == ALL and found.choices[0].ran == "transformer_engine"
+    missing = replace(GPU, why_no_engine="the package transformer-engine is not installed")
+    for conditions in (missing, CPU, replace(GPU, precision="fp64")):
+        with pytest.raises(ConfigError) as caught:
+            choose(transformer_impl="transformer_engine", conditions=conditions)
+        said = str(caught.value)
+        assert "--transformer-impl fused, which needs no package" in said
+        assert (
+            conditions.precision == "fp64" or "transformer-engine" in said.split("why:")[1].split("mend:")[0]
+        )
+
+
 @pytest.mark.parametrize("switch", SWITCHES)
 def test_each_switch_changes_exactly_its_operator(switch):
     own = SWITCHES[switch]
