@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # The fused operators on one GPU. Results go to $OUT (default bench-out) as JSON, with the logs beside them.
-# usage: OUT=dir [COMMIT=rev] benchmarks/gpu_kernels.sh [tests] [kernels] [full] [tune] [steps]
+# usage: OUT=dir [COMMIT=rev] benchmarks/gpu_kernels.sh [tests] [kernels] [full] [tune] [steps | eight | one]
 #   tests    the kernels' tests on this card -> gpu-tests.json               (3 minutes)
 #   kernels  every operator against its twin, torch.compile and the libraries that are installed -> kernels.json
-#            (one case an operator, two of head and loss; 5 minutes, and one more where quack compiles itself)
-#   full     the same at every size -> kernels-full.json                     (9 minutes)
+#            (one case an operator, two of head and loss; 2 minutes)
+#   full     the same at every size -> kernels-full.json                     (4 minutes)
 #   tune     device time kernel by kernel, and other launch choices -> tune.json  (3 minutes)
-#   steps    whole steps with plain operators, fused ones, the residual in the norm -> step-*.json  (3 minutes)
+#   steps    whole steps with plain operators, fused ones, the residual in the norm -> step-*.json  (3 minutes);
+#            eight, one: of the 8-layer 8B shape alone, of the 1B model alone
 # With no stage named: tests and kernels. What a stage has measured is written as it comes.
 set -u
 cd "$(dirname "$0")/.."
@@ -48,13 +49,17 @@ tune() {
   echo "tune: rc $?"
 }
 
-steps() {
-  for model in "llama3-8b --num-layers 8" "llama3.2-1b"; do
-    timeout 150 "$PYTHON" -m redline bench step --operators --preset $model --seq-length 8192 --mock-data --bf16 \
-      --micro-batch-size 1 --global-batch-size 4 --train-iters 20 --eval-iters 0 --attention-backend fused --steps 6 \
-      --out "$OUT/step-operators-${model%% *}.json" "${REVISION[@]}" | grep -E "tokens/s|Error|why|mend"
-    echo "$model: rc ${PIPESTATUS[0]}"
-  done
+operators() {
+  timeout 150 "$PYTHON" -m redline bench step --operators "$@" --seq-length 8192 --mock-data --bf16 \
+    --micro-batch-size 1 --global-batch-size 4 --train-iters 20 --eval-iters 0 --attention-backend fused --steps 6 \
+    "${REVISION[@]}" | grep -E "tokens/s|Error|why|mend"
+  echo "steps: rc ${PIPESTATUS[0]}"
 }
+
+eight() { operators --preset llama3-8b --num-layers 8 --out "$OUT/step-operators-llama3-8b.json"; }
+
+one() { operators --preset llama3.2-1b --out "$OUT/step-operators-llama3.2-1b.json"; }
+
+steps() { eight; one; }
 
 for stage in "$@"; do "$stage"; done

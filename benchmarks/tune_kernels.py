@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import statistics
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,8 +23,10 @@ from torch.profiler import ProfilerActivity, profile
 from redline.bench.kernels import CACHE_BYTES, QUICK, Call, cases_of
 from redline.files import write_json_atomic
 from redline.kernels.bench_case import BenchCase
-from redline.kernels.common import RowConfig, TileConfig, next_power_of_2
+from redline.kernels.common import RowConfig, TileConfig, apply, next_power_of_2
+from redline.kernels.qk_norm import op as qk_norm_op
 from redline.kernels.qk_norm.kernel import HeadConfig
+from redline.kernels.qk_norm.reference import QKNormParams
 from redline.kernels.rotary.kernel import HeadConfig as TurnConfig
 
 ROUNDS = 8
@@ -119,16 +122,56 @@ def choices() -> Iterator[tuple[str, str, str, str, Any]]:
         yield "embedding", f"{block} columns a program", "embedding.kernel", "RUN_BLOCK", block
 
 
+def host_pieces() -> dict[str, float]:
+    """Microseconds of the host for what an operator without a row consists of, QK norm's before all."""
+    qkv = torch.empty(0, 2, 48 * 128, dtype=torch.bfloat16, device="cuda", requires_grad=True).view(0, 2, 6144)
+    weight = torch.ones(128, dtype=torch.bfloat16, device="cuda", requires_grad=True)
+    plain, params = qkv.detach(), QKNormParams(q_weight=weight, k_weight=weight)
+    form = (32, 8, 128, False, 1e-5, False)
+    flat = params.flat()
+
+    def divided() -> None:
+        plain.view(0, 2, 48, 128).split_with_sizes((32, 8, 8), 2)
+
+    pieces: dict[str, Callable[[], Any]] = {
+        "empty, one size": lambda: torch.empty(0, dtype=torch.bfloat16, device=plain.device),
+        "empty, four sizes": lambda: torch.empty((0, 2, 32, 128), dtype=torch.bfloat16, device=plain.device),
+        "new_empty, one size": lambda: plain.new_empty(0),
+        "new_empty, four sizes": lambda: plain.new_empty((0, 2, 32, 128)),
+        "empty_like": lambda: torch.empty_like(plain),
+        "view, split": divided,
+        "narrow, view": lambda: plain.narrow(2, 5120, 1024).view(0, 2, 8, 128),
+        "QKNormParams": lambda: QKNormParams(q_weight=weight, k_weight=weight),
+        "qk_norm's support": lambda: qk_norm_op.supports(qkv, params, 128),
+        "qk_norm's checks": lambda: qk_norm_op._check_params(params, 128, "rms"),
+        "qk_norm's launcher": lambda: qk_norm_op._forward(plain, *flat[:4], *form),
+        "qk_norm's Function": lambda: apply(qk_norm_op.QKNormFn, qkv, *flat, *form),
+        "qk_norm": lambda: qk_norm_op.qk_norm(qkv, params, num_heads=32, num_groups=8, head_dim=128),
+    }
+    found = {}
+    for name, piece in pieces.items():
+        times = []
+        for _ in range(500):
+            started = time.perf_counter()
+            piece()
+            times.append(time.perf_counter() - started)
+        found[name] = statistics.median(times) * 1e6
+    return found
+
+
 def main(out: str) -> None:
     """Measure, and write after each figure: the run may be cut short."""
     device = torch.device("cuda")
     cases = {case.op: case for case in reversed(cases_of(effort=QUICK))}
     breakdown: dict[str, Any] = {}
     found: list[dict[str, Any]] = []
+    host = host_pieces()
+    print("host", *(f"{us:.1f} {name}" for name, us in host.items()), sep="\n   ")
 
     def keep() -> None:
         card = torch.cuda.get_device_name()
-        write_json_atomic(Path(out), {"device": card, "breakdown": breakdown, "choices": found})
+        result = {"device": card, "host_us": host, "breakdown": breakdown, "choices": found}
+        write_json_atomic(Path(out), result)
 
     for op, case in cases.items():
         breakdown[op] = {"case": case.name, "kernels": kernel_times(case, device)}

@@ -81,6 +81,12 @@ KERNELS = (
         registers=128,
     ),
     Kernel(
+        "embedding.kernel:_rank_kernel",
+        {"ids": "i64", "sorted": "i32", "order": "i64"},
+        {"ROWS": 16, "COLS": 256},
+        wide=False,
+    ),
+    Kernel(
         "embedding.kernel:_run_kernel",
         {"sorted": "i32", "order": "i64", "dout": "bf16", "main_grad": "fp32"},
         {"ROWS": 4, "BLOCK": 1024},

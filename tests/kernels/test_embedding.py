@@ -147,6 +147,28 @@ def test_frozen_weight_writes_nothing(device):
     assert torch.equal(table.grad, dout)
 
 
+def embedding_kernel():
+    from redline.kernels.embedding import kernel  # imports Triton
+
+    return kernel
+
+
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(tokens=st.sampled_from((1, 2, 15, 16, 17, 255, 256, 257, 600)), vocab=st.sampled_from((1, 3, 700)))
+def test_tokens_are_sorted_stably(device, tokens, vocab):
+    """By counting, as PyTorch's stable sort; what no vocabulary holds goes to either end."""
+    generator = torch.Generator().manual_seed(tokens)
+    ids = torch.randint(0, vocab, (tokens,), generator=generator)
+    ids[torch.rand(tokens, generator=generator) < 0.1] = -100
+    found, order = embedding_kernel()._sorted(ids.to(device))
+    wanted, places = ids.clamp(min=-1).to(torch.int32).sort(stable=True)
+    assert torch.equal(found.cpu(), wanted) and torch.equal(order.cpu(), places)
+    assert found.dtype == torch.int32 and order.dtype == torch.int64
+    beyond = torch.tensor([2**40, 5, 2**31 - 1, 2**30 + 7, 5], device=device)
+    found, order = embedding_kernel()._sorted(beyond)
+    assert sorted(order.tolist()) == [0, 1, 2, 3, 4] and found[-1] == 2**30
+
+
 def test_same_bits_every_run(device):
     tokens, weight, dout = draw((60,), 3, 3, 40, torch.bfloat16, device)
     grads = [torch.zeros(3, 40, device=device) for _ in range(2)]

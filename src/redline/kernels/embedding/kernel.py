@@ -1,6 +1,6 @@
 """Embedding in Triton: a gather forward, a sum over sorted runs backward.
 
-Backward: the ids are sorted (stably, so that equal ids keep the order of their tokens). The program at the
+Backward: the ids are sorted stably, so that equal ids keep the order of their tokens. The program at the
 head of a run of equal ids adds the run's gradient rows in fp32, the first alone, then 8 at a time, and then
 the sum to the row of main_grad; the programs inside a run end at once. One program writes a row: no atomics,
 one fixed order.
@@ -23,6 +23,11 @@ GATHER_BLOCK = 4096  # columns a program: 64 bytes a thread of bf16
 # 8 columns a thread of 4 warps: 16-byte loads of bf16. Most runs of a token are short: on an H200 4 rows a
 # step take 285 us, 8 take 303, 16 take 317; blocks of 512 to 2048 columns are within 2%.
 RUN_ROWS, RUN_BLOCK = 4, 1024
+# Up to so many tokens one launch that compares each with each (2.7e8 times) is shorter than the 15 of a radix
+# sort, which take 60 us on an H200.
+RANK_TOKENS = 16384
+RANK_ROWS, RANK_COLS = 16, 256
+MANY = tl.constexpr(1 << 30)  # above every id of a vocabulary
 
 
 @triton.jit
@@ -51,6 +56,41 @@ def _gather_kernel(
             column, mask,
         )  # fmt: skip
     tl.store(out_ptr + token * hidden + column, x.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _ids(ids_ptr, place, num_tokens):
+    """Ids at these places as int32 whose differences do not overflow; none has an id above all."""
+    identity = tl.load(ids_ptr + place, mask=place < num_tokens, other=MANY).to(tl.int32)
+    return tl.minimum(tl.maximum(identity, -1), MANY)
+
+
+@triton.jit
+def _below(other, limit):
+    """1 where other < limit: the sign of their difference, which is an instruction less than to compare."""
+    return (other - limit).to(tl.uint32, bitcast=True) >> 31
+
+
+@launchable
+@triton.jit
+def _rank_kernel(ids_ptr, sorted_ptr, order_ptr, num_tokens, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """Sort stably by counting: a token's place is the number of tokens that come before it."""
+    first = tl.program_id(0) * ROWS
+    place = first + tl.arange(0, ROWS)
+    identity = _ids(ids_ptr, place, num_tokens)
+    own = identity[:, None]
+    lane = tl.arange(0, COLS)
+    # Of tokens before these an equal id counts too, of those after them not, of those around them if earlier.
+    here = first // COLS * COLS
+    limit = own + ((here + lane)[None, :] < place[:, None]).to(tl.int32)
+    before = _below(_ids(ids_ptr, here + lane, num_tokens)[None, :], limit)
+    for start in range(0, here, COLS):
+        before += _below(_ids(ids_ptr, start + lane, num_tokens)[None, :], own + 1)
+    for start in range(here + COLS, num_tokens, COLS):
+        before += _below(_ids(ids_ptr, start + lane, num_tokens)[None, :], own)
+    rank = tl.sum(before, axis=1).to(tl.int32)
+    tl.store(sorted_ptr + rank, identity, mask=place < num_tokens)
+    tl.store(order_ptr + rank, place.to(tl.int64), mask=place < num_tokens)
 
 
 @triton.jit
@@ -116,14 +156,28 @@ def gather(
     return out
 
 
+def _sorted(ids: Tensor) -> tuple[Tensor, Tensor]:
+    """(ids in order as int32, the places they had) of at least one id; equal ids keep their order."""
+    ids = ids.reshape(-1)
+    tokens = len(ids)
+    if tokens > RANK_TOKENS:
+        found: tuple[Tensor, Tensor] = ids.to(torch.int32).sort(stable=True)
+        return found
+    sorted_T, order_T = torch.empty_like(ids, dtype=torch.int32), torch.empty_like(ids, dtype=torch.int64)
+    _rank_kernel[(ceil_div(tokens, RANK_ROWS),)](
+        ids, sorted_T, order_T, tokens, ROWS=RANK_ROWS, COLS=RANK_COLS, num_warps=4
+    )
+    return sorted_T, order_T
+
+
 def accumulate(main_grad_VH: Tensor, ids: Tensor, dout_TH: Tensor, vocab_start: int, vocab_size: int) -> None:
     """main_grad[id - start] += the rows of dout with that id. dout has unit column stride."""
     tokens, hidden = dout_TH.shape
     if dout_TH.numel() == 0:
         return
-    sorted_T, order_T = ids.reshape(-1).to(torch.int32).sort(stable=True)
     block = min(RUN_BLOCK, next_power_of_2(hidden))
     with on_device_of(dout_TH):
+        sorted_T, order_T = _sorted(ids)
         _run_kernel[(tokens * ceil_div(hidden, block),)](
             sorted_T, order_T, dout_TH, main_grad_VH, tokens, hidden, dout_TH.stride(0), vocab_start,
             min(len(main_grad_VH), vocab_size - vocab_start),
