@@ -21,11 +21,18 @@ from redline.kernels.rms_norm.reference import rms_norm_reference
 class Compiled:
     """Stands for Triton's compiled kernel: notes the launches made through it."""
 
+    function, packed_metadata = "function", "metadata"
+
     def __init__(self):
-        self.launches = []
+        self.launches, self.watched = [], []
+
+    def run(self, x, y, z, stream, function, metadata, *rest):
+        assert (stream, function, metadata) == (70, self.function, self.packed_metadata)
+        assert rest[:3] == (None, None, None)  # no metadata for hooks, no hooks
+        self.launches.append(((x, y, z), rest[3:]))
 
     def __getitem__(self, grid):
-        return lambda *args: self.launches.append((grid, args))
+        return lambda *args: self.watched.append((grid, args))
 
 
 class Kernel:
@@ -48,6 +55,7 @@ class Kernel:
 @pytest.fixture
 def kernel(monkeypatch):
     monkeypatch.setattr(launch, "CompiledKernel", Compiled)
+    monkeypatch.setattr(launch, "stream_of", lambda device: 71 + device)  # -1: these tensors are on the CPU
     return Kernel()
 
 
@@ -59,6 +67,18 @@ def test_a_known_call_is_launched_with_all_arguments_in_place(kernel):
     assert kernel.compiled.launches == [((7, 1, 1), (x, 32, 0.5, 64, True))] * 2
     launchable[(9, 2)](x, 32, 0.5, FLAG=True, BLOCK=64, num_warps=4)  # the grid is no part of the form
     assert kernel.compiled.launches[-1][0] == (9, 2, 1) and kernel.dispatches == 1
+
+
+def test_whoever_hangs_a_hook_hears_of_every_launch(kernel, monkeypatch):
+    launchable, x = launch.Launchable(kernel), torch.empty(32)
+    launchable[(7,)](x, 32, 0.5, 64, True)
+    for hook in ("launch_enter_hook", "launch_exit_hook"):
+        chain = getattr(launch.knobs.runtime, hook)
+        monkeypatch.setattr(chain, "calls", [print])
+        launchable[(7,)](x, 32, 0.5, 64, True)
+        monkeypatch.setattr(chain, "calls", [])
+    assert kernel.compiled.watched == [((7, 1, 1), (x, 32, 0.5, 64, True))] * 2
+    assert not kernel.compiled.launches and kernel.dispatches == 1
 
 
 def test_what_may_need_another_form_goes_through_triton(kernel):

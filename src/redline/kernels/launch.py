@@ -3,8 +3,9 @@
 Triton's own dispatch works out at each launch which compiled form the arguments need, from their types, the
 alignment of pointers and the divisibility of integers: about twice the host time of the launch itself. Here
 a call is looked up by what those follow from (the dtype and alignment of each tensor, every other argument
-as it is), and the compiled kernel found there is launched directly. What is not found goes through Triton,
-as does everything under its interpreter and on cards other than NVIDIA's, where more decides on the form.
+as it is), and the compiled kernel found there is launched directly, past Triton's hooks where nobody has
+hung any. What is not found goes through Triton, as does everything under its interpreter and on cards other
+than NVIDIA's, where more decides on the form.
 """
 
 from __future__ import annotations
@@ -14,11 +15,23 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from triton import knobs
 from triton.compiler import CompiledKernel
-from triton.runtime import JITFunction
+from triton.runtime import JITFunction, driver
 
 ALIGNMENT = 16  # bytes: what Triton compiles for, or not
 MOST_CALLS = 4096  # then all are forgotten: shapes that never come back must not fill the memory
+
+
+def stream_of(device: int) -> int:
+    """The handle of the device's current stream."""
+    handle: int = driver.active.get_current_stream(device)
+    return handle
+
+
+def watched() -> bool:
+    """Whether somebody, such as Triton's profiler, wants to hear of every launch."""
+    return bool(knobs.runtime.launch_enter_hook.calls or knobs.runtime.launch_exit_hook.calls)
 
 
 class Launchable:
@@ -36,17 +49,22 @@ class Launchable:
         whole = (*grid, 1, 1)[:3]
 
         def launch(*args: Any, **named: Any) -> None:
+            device = args[0].get_device()
             key = (
-                args[0].get_device(),
+                device,
                 *[(a.dtype, a.data_ptr() % ALIGNMENT) if isinstance(a, Tensor) else a for a in args],
                 *named.items(),
             )
             found = self._found.get(key)
             if found is None:
                 self._launch_anew(grid, key, args, named)
-            else:
-                compiled, constants = found
+                return
+            compiled, constants = found
+            if watched():
                 compiled[whole](*args, *constants)
+                return
+            form = compiled.function, compiled.packed_metadata
+            compiled.run(*whole, stream_of(device), *form, None, None, None, *args, *constants)
 
         return launch
 
