@@ -13,6 +13,7 @@ import torch
 from redline.config import parse_args
 from redline.errors import ConfigError
 from redline.hardware import Hardware
+from redline.model.fp8 import Fp8Gemm
 from redline.plan import make_plan
 from redline.run.fp8 import Fp8Watch
 
@@ -66,6 +67,12 @@ def test_what_stays_in_bf16_is_said(tmp_path: Path) -> None:
     assert run.state.fp8 is not None and len(run.state.fp8.gemms) == 2
 
 
+SITES = tuple(
+    f"layers.{n}.{part}"
+    for n in range(2)
+    for part in ("attention.qkv", "attention.proj", "mlp.fc1", "mlp.fc2")
+)
+
 RECOMPUTE = {
     "full": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
     "selective": {
@@ -84,6 +91,26 @@ def test_recompute_changes_no_bit(how: str, options: dict[str, Any], tmp_path: P
     found = [([step.loss for step in take_steps(run, 3)], run.state.tensors()) for run in runs]
     assert found[0][0] == found[1][0]
     assert all(torch.equal(tensor, found[1][1][name]) for name, tensor in found[0][1].items())
+
+
+def test_b034_b035_a_recomputed_forward_runs_in_fp8_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many fp8 GEMMs again as in the forward; four microbatches are near one of four times the size."""
+    calls: list[str] = []
+    fprop = Fp8Gemm.fprop
+    monkeypatch.setattr(Fp8Gemm, "fprop", lambda self, *rest: (calls.append("y"), fprop(self, *rest))[1])
+    losses, counts = [], []
+    for values in (
+        {"micro_batch_size": 1},
+        {"micro_batch_size": 1, **RECOMPUTE["full"]},
+        {"micro_batch_size": 4},
+    ):
+        calls.clear()
+        losses.append([step.loss for step in take_steps(opened(tmp_path, {**FP8, **values}), 3)])
+        counts.append(len(calls))
+    assert counts == [3 * 4 * len(SITES), 3 * 4 * 2 * len(SITES), 3 * len(SITES)]
+    assert losses[0] == losses[1] == pytest.approx(losses[2], rel=5e-3)
 
 
 WIDE = {"hidden_size": 128, "ffn_hidden_size": 128, "fp8_format": "e4m3"}
@@ -154,13 +181,6 @@ def test_a_card_without_fp8_units_is_refused() -> None:
     plan = make_plan(config, h200, 128256)
     assert plan.fp8 is not None and len(plan.fp8.sites) == 64
     assert plan.memory.fullest.state["fp8_copies"] == plan.fp8.weights
-
-
-SITES = tuple(
-    f"layers.{n}.{part}"
-    for n in range(2)
-    for part in ("attention.qkv", "attention.proj", "mlp.fc1", "mlp.fc2")
-)
 
 
 def test_tables_of_what_casts_lose(train: Any) -> None:
