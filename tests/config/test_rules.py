@@ -272,7 +272,6 @@ CASES: dict[str, list[tuple[str, str]]] = {
             "--fp8 --tensor-model-parallel-size 2",
         )
     ],
-    "fp8-compile": [("--fp8 --use-torch-compile", "--fp8")],
     "fp8-gather-needs": [("--fp8 --fp8-param-gather", f"--fp8 --fp8-param-gather {SHARDED}")],
     "transformer-engine-on-one-rank": [(f"{TE} --tensor-model-parallel-size 2", TE)],
     "transformer-engine-runs-eagerly": [

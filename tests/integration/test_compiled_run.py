@@ -57,6 +57,42 @@ def test_whole_compiled_layers_are_recomputed(train: Any, monkeypatch: pytest.Mo
     assert all(torch.equal(saved[key], wanted[key]) for key in wanted)
 
 
+FP8_RUNS = {
+    "delayed": "--hidden-size 32 --fp8 --fp8-amax-history-len 4",
+    "tensorwise": "--hidden-size 32 --fp8 --fp8-recipe tensorwise "
+    "--fp8-param-gather --use-distributed-optimizer",
+    "blockwise": "--fp8-e4m3 --fp8-recipe blockwise --hidden-size 128 --ffn-hidden-size 128",
+    "no wgrad": f"--hidden-size 32 --fp8 --no-fp8-wgrad {LLAMA}",
+}
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        pytest.param(name, marks=[] if name in ("delayed", "tensorwise") else pytest.mark.long)
+        for name in FP8_RUNS
+    ],
+)
+def test_compiled_fp8_is_eager_fp8(recipe: str, train: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over the step that measures, one whose losses are counted, and evaluations: one graph to train."""
+    monkeypatch.setattr(compile, "BACKEND", "aot_eager")
+    flags = f"{FP8_RUNS[recipe]} --eval-interval 2 --fp8-stats-interval 3"
+    eager, whole = train("eager", flags), train("whole", f"{flags} --use-torch-compile")
+    assert whole.losses == eager.losses and whole.valid_losses == eager.valid_losses
+    assert whole.summary["compiled"]["graphs"] == 2, "one to train, one to evaluate"
+    saved, wanted = weights(whole), weights(eager)
+    assert all(torch.equal(saved[key], wanted[key]) for key in wanted)
+
+
+def test_b045_sixty_compiled_steps_in_fp8(train: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And whole layers recomputed: the bits of eager code, so finite where that is."""
+    monkeypatch.setattr(compile, "BACKEND", "aot_eager")
+    full = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
+    flags = f"{LLAMA} --hidden-size 32 --fp8 --train-iters 60 --eval-iters 0 --lr 3e-3"
+    eager, whole = train("eager", flags), train("whole", f"{flags} {full} --use-torch-compile")
+    assert whole.losses == eager.losses and all(loss < 10 for loss in whole.losses)
+
+
 def test_compiled_code_trains_and_is_kept(train: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """PyTorch's own compiler, on any machine with a C++ compiler; fp32 sums in another order, 6 steps.
 

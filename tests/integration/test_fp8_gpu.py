@@ -38,6 +38,19 @@ def test_every_recipe_trains_near_bf16(recipe: str, train: Any) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("flags", ["--fp8", "--fp8 --fp8-param-gather --use-distributed-optimizer"])
+def test_compiled_blocks_train_as_eager_ones(flags: str, train: Any) -> None:
+    """The sites run the same code inside; what lies between them is rounded otherwise."""
+    need(ADA)
+    found, wanted = (
+        train("whole", f"{flags} --use-torch-compile", base=SMALL),
+        train("eager", flags, base=SMALL),
+    )
+    assert found.losses == pytest.approx(wanted.losses, rel=2e-3)
+    assert found.summary["compiled"]["graphs"] == 2
+
+
+@pytest.mark.gpu
 def test_blocks_train_as_their_emulation_does(train: Any) -> None:
     """Tensor cores sum within blocks with a few bits less than fp32."""
     need(HOPPER, exactly=True)

@@ -19,7 +19,14 @@ PARTS = ("attention.qkv", "attention.proj", "mlp.fc1", "mlp.fc2")
 
 
 def model_in_fp8(
-    kind: str, device: str, *, fused: bool = False, layers: int = 2, head: bool = False, **options
+    kind: str,
+    device: str,
+    *,
+    fused: bool = False,
+    layers: int = 2,
+    head: bool = False,
+    compiled: bool = False,
+    **options,
 ):
     """(model, its fp8 side), weights cast and ready."""
     shape = make_shape(kind, **SIZES, padded_vocab_size=64)
@@ -30,7 +37,7 @@ def model_in_fp8(
     state = Fp8State(
         names, Fp8Spec(**{"history_len": 4, **options}), device, kernels=fused or device == "cuda"
     )
-    gemms = Fp8Gemms(model, state, fused=operators, head=head)
+    gemms = Fp8Gemms(model, state, fused=operators, head=head, compiled=compiled)
     gemms.prepare()
     return model, gemms
 
@@ -134,6 +141,23 @@ def test_fused_sites_equal_the_plain_ones(kind, kernel_device):
     for name, wanted in found[0].items():
         gap = (found[1][name].float() - wanted.float()).norm() / wanted.float().norm().clamp(min=1e-9)
         assert gap < 0.04, (name, gap)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_site_as_one_operator_is_the_site(fused, kernel_device):
+    """As compiled blocks call it: losses and gradients are the same bits, over steps and microbatches."""
+    found = []
+    for compiled in (False, True):
+        model, gemms = model_in_fp8("llama", kernel_device, fused=fused, compiled=compiled)
+        losses = []
+        for _ in range(2):
+            gemms.begin_step()
+            losses += step(model, gemms)
+            gemms.step()
+        found.append((losses, {name: each.clone() for name, each in gradients(model).items()}))
+    assert found[0][0] == found[1][0]
+    if kernel_device == "cpu":  # on a GPU some kernels add in an order of their own
+        assert all(torch.equal(each, found[1][1][name]) for name, each in found[0][1].items())
 
 
 def test_the_head_in_fp8(kernel_device):

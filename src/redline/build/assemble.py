@@ -237,6 +237,7 @@ def make_fp8(
         head=options.fp8_output_proj,
         params=params,
         keeps_transposed=options.keep_fp8_transpose_cache,
+        compiled=config.compile.use_torch_compile,
         arrival=ranks.gatherer.before if plan.data_parallel.overlap_gather else None,
     )
 

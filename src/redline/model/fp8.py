@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from redline.kernels import fp8
+from redline.model.fp8_opaque import OpaqueSite
 from redline.model.gemm import add_wgrad
 from redline.model.main_grad import main_grad_of
 from redline.model.modules import Linear
@@ -186,7 +187,10 @@ class Fp8GemmFn(torch.autograd.Function):
 
 
 class Fp8Site:
-    """A Site whose GEMM runs in fp8, after its prologue in the compute dtype; `rebuild` as there."""
+    """A Site whose GEMM runs in fp8, after its prologue in the compute dtype; `rebuild` as there.
+
+    token: the site is part of a compiled block, and its GEMM one node there (fp8_opaque.py).
+    """
 
     def __init__(
         self,
@@ -195,8 +199,14 @@ class Fp8Site:
         *,
         fuse_wgrad: bool,
         rebuild: bool = False,
+        token: Tensor | None = None,
     ) -> None:
         self.prologue, self.gemm, self.fuse_wgrad, self.rebuild = prologue, gemm, fuse_wgrad, rebuild
+        self.opaque: OpaqueSite | None = None
+        if token is not None:
+            linear = gemm.linear
+            rest = linear.weight, self._bias(), gemm, fuse_wgrad
+            self.opaque = OpaqueSite(Fp8GemmFn, rest, len(linear.weight), token)
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.prologue is None:
@@ -209,10 +219,13 @@ class Fp8Site:
             return self._run(self.prologue(x))
 
     def _run(self, x: Tensor) -> Tensor:
-        linear = self.gemm.linear
-        bias_O = None if linear.defer_bias else linear.bias
-        y: Tensor = Fp8GemmFn.apply(x, linear.weight, bias_O, self.gemm, self.fuse_wgrad)
+        if self.opaque is not None:
+            return self.opaque(x)
+        y: Tensor = Fp8GemmFn.apply(x, self.gemm.linear.weight, self._bias(), self.gemm, self.fuse_wgrad)
         return y
+
+    def _bias(self) -> Tensor | None:
+        return None if self.gemm.linear.defer_bias else self.gemm.linear.bias
 
     def _casting_again(self, prologue: Callable[[Tensor], Tensor], x: Tensor) -> AbstractContextManager[None]:
         """Drop the fp8 operand that the GEMM saves; its backward makes it from `x` again, to the bit."""

@@ -22,6 +22,7 @@ from redline.kernels import fp8
 from redline.kernels.layer_norm import layer_norm_backward
 from redline.kernels.rms_norm import rms_norm_backward
 from redline.model.fp8 import Fp8Gemm, Operand, as_output
+from redline.model.fp8_opaque import OpaqueSite
 from redline.model.main_grad import main_grad_of
 from redline.model.modules import Norm
 from redline.precision.fp8 import Purpose
@@ -115,6 +116,11 @@ class Fp8NormSite:
         y: Tensor = Fp8NormGemmFn.apply(x, self.norm, *self.parameters)
         return y
 
+    def opaque(self, token: Tensor) -> OpaqueSite:
+        """The same for a compiled block."""
+        width = len(self.norm.gemm.linear.weight)
+        return OpaqueSite(Fp8NormGemmFn, (self.norm, *self.parameters), width, token)
+
 
 class Fp8MlpFn(torch.autograd.Function):
     """y = act(norm(x) W_1^T + b_1) W_2^T. The bias of fc2 is added by whoever comes next."""
@@ -193,6 +199,10 @@ class Fp8Mlp:
     def __call__(self, x: Tensor) -> Tensor:
         y: Tensor = Fp8MlpFn.apply(x, self, *self.parameters)
         return y
+
+    def opaque(self, token: Tensor) -> OpaqueSite:
+        """The same for a compiled block."""
+        return OpaqueSite(Fp8MlpFn, (self, *self.parameters), len(self.fc2.linear.weight), token)
 
 
 def _through(gemm: Fp8Gemm, dy: Operand, q_TI: Tensor, inverse: Tensor, dtype: torch.dtype) -> Tensor:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from redline.formulas.operators import Operator
@@ -34,6 +35,7 @@ class Fp8Gemms:
         head: whether the products of the output head with logits in chunks run in fp8 too.
         params: casts the weights, where they are stored in fp8.
         keeps_transposed: keep each cast weight in both layouts.
+        compiled: the blocks are to be compiled.
         arrival: waits for the parameters of a part of the model that are still on their way when a step
             begins (Transformer.before_part); None: they are all there.
     """
@@ -48,9 +50,11 @@ class Fp8Gemms:
         head: bool = False,
         params: Fp8Params | None = None,
         keeps_transposed: bool = False,
+        compiled: bool = False,
         arrival: Callable[[str], None] | None = None,
     ) -> None:
         self.state = state
+        self._token = torch.zeros(1, device=state.scale.device) if compiled else None
         self._params, self._keeps_transposed, self._arrival = params, keeps_transposed, arrival
         if arrival is not None:
             model.before_part = self._before
@@ -186,14 +190,16 @@ class Fp8Gemms:
         mlp.whole = None
         fused = {"norm", "activation"} <= self._fused
         if fused and isinstance(fc1, Fp8Gemm) and isinstance(fc2, Fp8Gemm):
-            mlp.whole = Fp8Mlp(mlp.norm, fc1, fc2, kind, rebuilds)
+            whole = Fp8Mlp(mlp.norm, fc1, fc2, kind, rebuilds)
+            mlp.whole = whole if self._token is None else whole.opaque(self._token)
         mlp.fc1_site = self._after_norm(f"{name}.fc1", mlp.norm, mlp.fc1, rebuilds["layernorm"])
         mlp.fc2_site = self._row(f"{name}.fc2", mlp.activation, mlp.fc2, rebuilds["activation"])
 
     def _after_norm(self, name: str, norm: Norm, linear: Linear, rebuild: bool) -> Prologue:
         gemm = self.gemms.get(name)
         if isinstance(gemm, Fp8Gemm) and "norm" in self._fused:
-            return Fp8NormSite(norm, gemm, rebuild=rebuild)
+            site = Fp8NormSite(norm, gemm, rebuild=rebuild)
+            return site if self._token is None else site.opaque(self._token)
         return self._column(name, norm, linear, rebuild)
 
     def _column(self, name: str, prologue: Prologue, linear: Linear, rebuild: bool) -> Prologue:
@@ -202,14 +208,14 @@ class Fp8Gemms:
         if gemm is None:
             return Site(prologue, linear, rebuild=rebuild)
         before = prologue if self._tp.size == 1 else partial(_both, prologue, self._tp.enter)
-        return Fp8Site(before, gemm, fuse_wgrad=self._fuse_wgrad, rebuild=rebuild)
+        return Fp8Site(before, gemm, fuse_wgrad=self._fuse_wgrad, rebuild=rebuild, token=self._token)
 
     def _row(self, name: str, prologue: Prologue | None, linear: Linear, rebuild: bool) -> Prologue:
         """The site of a GEMM of which tensor-parallel ranks hold some input features each."""
         gemm = self.gemms.get(name)
         if gemm is None:
             return Site(prologue, linear, rebuild=rebuild)
-        site = Fp8Site(prologue, gemm, fuse_wgrad=self._fuse_wgrad, rebuild=rebuild)
+        site = Fp8Site(prologue, gemm, fuse_wgrad=self._fuse_wgrad, rebuild=rebuild, token=self._token)
         return site if self._tp.size == 1 else partial(_both, site, self._tp.leave)
 
 

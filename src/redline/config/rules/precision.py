@@ -27,19 +27,6 @@ def fp8_over_half(config: RunConfig) -> Broken:
 
 
 @rule(
-    "fp8-compile",
-    "fp8_format",
-    "use_torch_compile",
-    why="the casts of fp8 keep their scales in a state that a compiled block would freeze.",
-    training=True,
-)
-def fp8_compile(config: RunConfig) -> Broken:
-    if config.precision.fp8_format is None or not config.compile.use_torch_compile:
-        return None
-    return "--fp8-format does not go with --use-torch-compile.", "leave --use-torch-compile out."
-
-
-@rule(
     "fp8-tp-overlap",
     "fp8_format",
     "tp_comm_overlap",
