@@ -34,6 +34,7 @@ class Kernel:
 
 
 FLOATS = {"eps", "scale", "limit", "shift", "label_share", "other_share", "z_loss"}
+FLOATS |= {"beta1", "one_minus_beta1", "beta2", "one_minus_beta2"}
 ODD = {
     "splits",
     "batch",
@@ -64,10 +65,22 @@ ROW = {"ZERO_CENTERED": True, "BLOCK_ROWS": 1, "BLOCK_COLS": 4096}
 HEADS = {"INTERLEAVED": False, "HALF": 64, "REST": 0, "BLOCK_HEADS": 8, "BLOCK_HALF": 64, "BLOCK_REST": 0}
 QK = {"LAYER": True, "ZERO_CENTERED": False, "HEADS": 8, "BLOCK_ROWS": 16, "BLOCK_DIM": 128}
 QK_B = dict.fromkeys(("dq", "dk", "dv", "qkv", "dqkv", "q_weight", "k_weight"), "bf16") | {"partial": "fp32"}
+ADAM = {
+    "param": "bf16", "main": "i16", "grad": "fp32", "exp_avg": "u8", "exp_avg_sq": "u8", "exp_avg_top": "i16",
+    "exp_avg_sq_top": "i16", "hyper": "fp64", "grad_factor": "fp64", "found_inf": "fp64", "starts": "i64",
+    "groups": "i32", "first": "i32",
+}  # fmt: skip
+SWITCHES = ("MAIN", "REMAINDER", "FIRST_CODED", "SECOND_CODED", "FACTOR", "SKIPPABLE", "SEGMENTED")
 FP8_STATE = {"scale": "fp32", "amax": "fp32"}
 FP8_ROW = {"BLOCK_ROWS": 1, "BLOCK_COLS": 4096}
 
 KERNELS = (
+    Kernel(  # a top is 2 bytes, and the only access so narrow
+        "adamw.kernel:_adamw_kernel",
+        ADAM,
+        dict.fromkeys(SWITCHES, True) | {"PER": 64, "BLOCK": 1024},
+        wide=False,
+    ),
     Kernel("norm_triton:_norm_fwd_kernel", NORM_F, ROW | {"BLOCK_ROWS": 2}, 8),
     Kernel("norm_triton:_norm_bwd_kernel", NORM_B, ROW | {"PREFETCH": True}, 8, registers=128),
     Kernel(
