@@ -97,6 +97,22 @@ def test_against_a_run(capsys, tmp_path):
         main([*words[:-1], str(tmp_path / "nothing")])
 
 
+def test_against_a_run_alone_reads_its_options(capsys, tmp_path):
+    """Its options and its device, from the files that the run left."""
+    words = ["--preset", "llama3.2-1b", "--micro-batch-size", "2"]
+    wanted = document(capsys, *words, "--gpu", "h200")["memory"]["total"]
+    (tmp_path / "config.toml").write_text('[model]\npreset = "llama3.2-1b"\n[train]\nmicro_batch_size = 2\n')
+    summary = {
+        "name": "a run", "hardware": {"name": "NVIDIA H200"}, "measured_memory_bytes": wanted,
+        "predicted_memory": {"total": 1 << 30},
+    }  # fmt: skip
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    found = document(capsys, "--against", str(tmp_path))
+    assert found["against"]["predicted_over_measured"] == 1 and found["hardware"]["name"] == "H200 SXM"
+    assert main(["--against", str(tmp_path)]) == 0
+    assert "the run itself predicted" in capsys.readouterr().out
+
+
 def test_stages_of_a_layout(capsys):
     """The first stage has the most microbatches in flight, the last the logits; middle ones no vocabulary."""
     words = (
@@ -104,7 +120,10 @@ def test_stages_of_a_layout(capsys):
         "--sequence-parallel --use-distributed-optimizer --global-batch-size 128 --gpus 64"
     )
     first, second, third, last = document(capsys, *words.split())["stages"]
-    assert first["activations"] > second["activations"] > third["activations"] > last["activations"]
+    for part in ("activations_attention", "activations_mlp", "fragmentation"):
+        assert first[part] > second[part] > third[part] > last[part] > 0
+    for stage in (first, second, third, last):
+        assert sum(stage.values()) == pytest.approx(2 * stage["total"])
     assert first["logits"] == third["logits"] == 0 < last["logits"]
     assert first["weights"] == last["weights"] > second["weights"] == third["weights"]
     total = sum(stage["weights"] for stage in (first, second, third, last)) * 8 / 2
@@ -112,6 +131,29 @@ def test_stages_of_a_layout(capsys):
     assert main(words.split()) == 0 and "stage 3 of 64 ranks" in capsys.readouterr().out
     with pytest.raises(ConfigError, match="--gpus zero"):
         main(["--preset", "llama3-70b", "--gpus", "zero"])
+
+
+def test_ranks_that_train_are_counted_exactly(capsys):
+    """A layout that `redline train` takes: tensor by tensor, its shards a part each."""
+    words = "--preset llama3.2-1b --gpu h200 --use-distributed-optimizer --global-batch-size 8"
+    one, eight = (
+        document(capsys, *words.split(), "--gpus", ranks)["memory"]["parts"] for ranks in ("1", "8")
+    )
+    assert eight["main_params"] == -(-one["main_params"] // 8) and eight["weights"] == one["weights"]
+    assert eight["activations_mlp"] == one["activations_mlp"] > 0
+
+
+def test_fp8_copies_of_a_stage(capsys):
+    """A byte a weight of the layers, two with the transposed one; none where weights are fp8 themselves."""
+    words = (
+        "--preset llama3-70b --fp8 --tensor-model-parallel-size 8 --pipeline-model-parallel-size 4 "
+        "--sequence-parallel --use-distributed-optimizer --global-batch-size 64 --gpus 64 --gpu h100"
+    )
+    plain = document(capsys, *words.split())["stages"][1]
+    both = document(capsys, *words.split(), "--keep-fp8-transpose-cache")["stages"][1]
+    assert 2 * plain["fp8_copies"] == pytest.approx(plain["weights"], rel=0.07)
+    assert both["fp8_copies"] == 2 * plain["fp8_copies"]
+    assert document(capsys, *words.split(), "--fp8-param-gather")["stages"][1]["fp8_copies"] == 0
 
 
 def test_experts_are_divided_by_their_own_ranks(capsys):

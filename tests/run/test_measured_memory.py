@@ -8,7 +8,7 @@ from torch import nn
 
 from redline.formulas.buckets import BucketRule
 from redline.optim import FlatBuffers, Sharding
-from redline.run.memory import MemoryMeter, measured_memory
+from redline.run.memory import MemoryMeter, _first_sentence, measured_memory
 
 NUMEL = 64 * 64 + 64
 
@@ -32,3 +32,18 @@ def test_states_count_once_and_a_rank_its_own_shard(dtype: torch.dtype, ranks: i
     padding = 4 * 128 * ranks * 3  # at the end of a bucket, at most
     for name, size in wanted.items():
         assert size <= held[name] <= (size + padding if size else 0), name
+
+
+def test_what_the_allocator_says() -> None:
+    """Its first sentence; on a CPU without the place in PyTorch's source that stands before it."""
+    gpu = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has"
+    cpu = (
+        "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried "
+        "to allocate 1575911424 bytes. Error code 12 (Cannot allocate memory)\nmore"
+    )
+    assert _first_sentence(gpu) == "CUDA out of memory"
+    assert _first_sentence(cpu).endswith("tried to allocate 1575911424 bytes")
+    assert (
+        _first_sentence(cpu).startswith("DefaultCPUAllocator")
+        and _first_sentence("") == "an allocation failed"
+    )

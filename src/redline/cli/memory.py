@@ -35,8 +35,8 @@ Parameters, FLOPs (floating-point operations) and the predicted peak memory of t
 by part. Nothing is allocated, and neither torch nor a GPU is needed.
 
   --gpu NAME   the device to plan for, for example h100, a100, rtx4090 (default: this machine's)
-  --gpus N     ranks in all: with tp, pp, cp, ep or --use-distributed-optimizer, memory by pipeline stage
-  --against D  put the peak that the run in D measured beside the prediction
+  --gpus N     ranks in all; a layout that redline train does not take is planned too, by pipeline stage
+  --against D  put the peak that the run in D measured beside the prediction; alone, of that run's options
   --tensors    also list every tensor that is kept from the forward for the backward pass
   --json       print one JSON document
 
@@ -55,16 +55,19 @@ def main(argv: Sequence[str]) -> int:
     as_json, tensors = _take_switch(words, "--json"), _take_switch(words, "--tensors")
     gpu, against = _take_value(words, "--gpu"), _take_value(words, "--against")
     gpus = _number(_take_value(words, "--gpus"))
+    run = None if against is None else _run_summary(Path(against))
+    if run is not None and against is not None and not words:
+        words, gpu = _options_of(Path(against)), gpu or _device_of(run)
     config = parse_args(words, training=False).config
-    if gpus is not None:
-        return _stages(config, gpus, as_json)
-    if refused := refusals(config):  # what training cannot obey, the prediction does not model
+    refused = refusals(config)  # what training cannot obey, the exact prediction does not model
+    if refused and gpus is None:
         raise InvalidConfigError(refused)
     hardware = _hardware(config, gpu)
-    p = config.parallel  # as few ranks as the layout takes: those of dp hold the same
-    ranks = p.tensor_model_parallel_size * p.pipeline_model_parallel_size * p.context_parallel_size
-    plan = make_plan(_with_length(config), hardware, _vocab_size(config), ranks)
-    run = None if against is None else _run_summary(Path(against))
+    if refused and gpus is not None:
+        return _stages(config, gpus, hardware, as_json)
+    p = config.parallel  # as few ranks as the layout takes, where nobody says: those of dp hold the same
+    fewest = p.tensor_model_parallel_size * p.pipeline_model_parallel_size * p.context_parallel_size
+    plan = make_plan(_with_length(config), hardware, _vocab_size(config), gpus or fewest)
     if as_json:
         report = document(plan, hardware, tensors)
         if run is not None:
@@ -98,6 +101,18 @@ def _run_summary(folder: Path) -> dict[str, Any]:
     return found
 
 
+def _options_of(folder: Path) -> list[str]:
+    """The command line that stands for the options of a run: the file that it left beside its summary."""
+    path = (folder if folder.is_dir() else folder.parent) / "config.toml"
+    return [str(path)] if path.is_file() else []
+
+
+def _device_of(run: Mapping[str, Any]) -> str | None:
+    """The name of the device that a run ran on, if it has a data sheet."""
+    name = (run.get("hardware") or {}).get("name")
+    return name if isinstance(name, str) and hardware_named(name) is not None else None
+
+
 def _print_against(plan: Plan, run: Mapping[str, Any]) -> None:
     from redline.cli.console import ReportConsole
     from redline.report.text import memory_table
@@ -107,11 +122,14 @@ def _print_against(plan: Plan, run: Mapping[str, Any]) -> None:
     table.title = f"against the run {run['name']}"
     if peak:
         table.add_row("predicted / measured", f"{plan.memory.total / peak:.3f}", "")
+    itself = (run.get("predicted_memory") or {}).get("total")
+    if itself and itself != plan.memory.total:
+        table.add_row("the run itself predicted", format_bytes(itself), "")
     ReportConsole().print(table)
 
 
-def _stages(config: RunConfig, gpus: int, as_json: bool) -> int:
-    """Memory of each pipeline stage's fullest rank on `gpus` ranks."""
+def _stages(config: RunConfig, gpus: int, hardware: Hardware, as_json: bool) -> int:
+    """Memory of each pipeline stage's fullest rank on `gpus` ranks, by the cost model."""
     setup = setup_of(config, gpus, vocab_size=config.model.vocab_size)
     stages = stage_memories(setup)
     if as_json:
@@ -123,7 +141,10 @@ def _stages(config: RunConfig, gpus: int, as_json: bool) -> int:
     console, grid = ReportConsole(), setup.grid
     layout = f"{gpus} ranks: tp {grid.tp}, pp {grid.pp}, cp {grid.cp}, ep {grid.ep}, dp {grid.dp}"
     for number, stage in enumerate(stages):
-        rows = ((name, format_bytes(size)) for name, size in stage.as_dict().items() if size)
+        rows = [
+            (name.replace("_", " "), format_bytes(size)) for name, size in stage.as_dict().items() if size
+        ]
+        rows.append(_verdict(stage.total, hardware))
         console.print(key_values(f"stage {number} of {layout}", rows))
     return 0
 
@@ -272,15 +293,19 @@ def _memory_rows(plan: Plan, hardware: Hardware) -> Iterator[tuple[str, str]]:
     if stage.fragmentation or stage.context:
         yield "fragmentation, about", format_bytes(stage.fragmentation)
         yield "device context, about", format_bytes(stage.context)
-    if hardware.memory_bytes:
-        verdict = "fits" if stage.reserved <= hardware.memory_bytes else "does not fit"
-        yield verdict, f"{format_bytes(stage.reserved)} of {format_bytes(hardware.memory_bytes)}"
+    yield _verdict(stage.reserved, hardware)
     megatron = megatron_estimate(plan)
     yield (
         "Megatron's report",
         f"{format_bytes(megatron['weight_and_optimizer_bytes'])} weights and optimizer, "
         f"{format_bytes(megatron['activation_bytes'])} activations",
     )
+
+
+def _verdict(needed: float, hardware: Hardware) -> tuple[str, str]:
+    """Whether so many bytes fit."""
+    verdict = "fits" if needed <= hardware.memory_bytes else "does not fit"
+    return verdict, f"{format_bytes(needed)} of {format_bytes(hardware.memory_bytes)}"
 
 
 def _tensor_row(times: int, held: Held) -> tuple[str, str]:

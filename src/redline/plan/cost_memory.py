@@ -23,28 +23,47 @@ HALF, SINGLE = 2, 4
 
 @dataclass(frozen=True, slots=True)
 class RankParameters:
-    """Parameters of one rank of the fullest stage: those shared by all dp ranks, and of its own experts."""
+    """Parameters of one rank of the fullest stage: those shared by all dp ranks, and of its own experts.
+
+    `matrices` are those of both that lie in layers: what GEMMs in fp8 read.
+    """
 
     dense: float
     expert: float
+    matrices: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankMemory:
-    """Predicted bytes of the fullest rank at its peak."""
+    """Predicted bytes of the fullest rank at its peak.
+
+    Attributes:
+        optimizer: main parameters and moments on the device.
+        fp8_copies: casts of weights, kept through a step.
+        activations_attention, activations_mlp: of all microbatches in flight.
+        fragmentation: what the allocator keeps beside them.
+        runtime: the device's context, NCCL's and cuBLAS' buffers.
+    """
 
     weights: float
     gradients: float
     optimizer: float
-    activations: float
+    fp8_copies: float
+    activations_attention: float
+    activations_mlp: float
     logits: float
+    fragmentation: float
     runtime: float
+
+    @property
+    def activations(self) -> float:
+        """Saved for backward."""
+        return self.activations_attention + self.activations_mlp
 
     @property
     def total(self) -> float:
         """All of them."""
-        parts = (self.weights, self.gradients, self.optimizer, self.activations, self.logits, self.runtime)
-        return sum(parts)
+        return float(sum(getattr(self, name) for name in self.__slots__))
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values with the total, for JSON."""
@@ -74,7 +93,8 @@ def _rank_parameters(setup: Setup) -> RankParameters:
     if grid.pp > 1 and not shape.tied:
         vocab /= 2  # embedding on the first stage, head on the last
     dense = (sizes["split"] / grid.tp + sizes["whole"]) * share + vocab + sizes["end"]
-    return RankParameters(dense, sizes["expert"] * share / (grid.ep * grid.etp))
+    expert = sizes["expert"] * share / (grid.ep * grid.etp)
+    return RankParameters(dense, expert, sizes["split"] / grid.tp * share + expert)
 
 
 def rank_memory(setup: Setup) -> RankMemory:
@@ -98,11 +118,18 @@ def rank_memory(setup: Setup) -> RankMemory:
         * (held.dense / (shards if cut[name] else 1) + held.expert / (expert_shards if cut[name] else 1))
         for name in size
     }
-    last, first = logits_bytes(setup), in_flight(setup) * chunk_bytes(setup)
     # The first stage holds the most microbatches, the last one the logits.
-    logits = last if grid.pp == 1 else 0.0
-    activations = first * (1 + FRAGMENTATION)
-    return RankMemory(**state, activations=activations, logits=logits, runtime=RUNTIME)
+    logits = logits_bytes(setup) if grid.pp == 1 else 0.0
+    kept = _kept(setup, in_flight(setup))
+    copies = setup.fp8_copies * held.matrices
+    return RankMemory(**state, **kept, fp8_copies=copies, logits=logits, runtime=RUNTIME)
+
+
+def _kept(setup: Setup, flying: float) -> dict[str, float]:
+    """Activations by part of so many chunks in flight, and what the allocator keeps beside them."""
+    attention, mlp = (flying * size for size in chunk_bytes(setup))
+    fragmentation = FRAGMENTATION * (attention + mlp)
+    return {"activations_attention": attention, "activations_mlp": mlp, "fragmentation": fragmentation}
 
 
 def stage_memories(setup: Setup) -> tuple[RankMemory, ...]:
@@ -121,13 +148,13 @@ def stage_memories(setup: Setup) -> tuple[RankMemory, ...]:
         ends = stage in (0, pp - 1)  # a tied embedding stands on both
         share = 1.0 if ends or not body else max(0.0, 1 - vocab / body)
         flying = in_flight(setup) if setup.vpp > 1 else min(setup.num_microbatches, pp - stage)
-        activations = flying * chunk_bytes(setup) * (1 + FRAGMENTATION)
         found.append(
             RankMemory(
                 weights=whole.weights * share,
                 gradients=whole.gradients * share,
                 optimizer=whole.optimizer * share,
-                activations=activations,
+                fp8_copies=whole.fp8_copies,
+                **_kept(setup, flying),
                 logits=logits_bytes(setup) if stage == pp - 1 else 0.0,
                 runtime=whole.runtime,
             )
@@ -145,24 +172,30 @@ def in_flight(setup: Setup) -> float:
     return min(M, pp)
 
 
-def chunk_bytes(setup: Setup) -> float:
-    """Activations of one microbatch in one chunk of layers."""
+def chunk_bytes(setup: Setup) -> tuple[float, float]:
+    """Activations of one microbatch in one chunk of layers: attention and inputs of units, and MLP."""
     layers = setup.layers_per_stage / setup.vpp
-    each = layer_activation_bytes(setup)
+    each, inputs = layers, 0.0
     boundary = setup.tokens * setup.shape.hidden * HALF
     boundary /= setup.grid.tp if setup.sequence_parallel else 1
-    if setup.recompute != "full":
-        return layers * each
     boundary /= setup.grid.tp if setup.spread_inputs else 1
-    if setup.recompute_method == "block":
-        dropped = min(layers, setup.recompute_layers)
-        return dropped * boundary + (layers - dropped) * each
-    units = -(-layers // setup.recompute_layers)
-    return units * boundary + min(layers, setup.recompute_layers) * each
+    if setup.recompute == "full" and setup.recompute_method == "block":
+        inputs = min(layers, setup.recompute_layers)
+        each = layers - inputs
+    elif setup.recompute == "full":
+        inputs = -(-layers // setup.recompute_layers)
+        each = min(layers, setup.recompute_layers)
+    attention, mlp = layer_bytes(setup)
+    return inputs * boundary + each * attention, each * mlp
 
 
 def layer_activation_bytes(setup: Setup, recompute_modules: tuple[str, ...] | None = None) -> float:
     """Bytes one layer keeps of one microbatch on one rank (full recompute left aside)."""
+    return sum(layer_bytes(setup, recompute_modules))
+
+
+def layer_bytes(setup: Setup, recompute_modules: tuple[str, ...] | None = None) -> tuple[float, float]:
+    """The same, of its attention and of its MLP."""
     shape, tp, T = setup.shape, setup.grid.tp, setup.tokens
     modules = setup.recompute_modules if recompute_modules is None else recompute_modules
     moe = bool(shape.num_experts) and any(is_moe(shape, layer) for layer in range(shape.num_layers))
@@ -172,10 +205,11 @@ def layer_activation_bytes(setup: Setup, recompute_modules: tuple[str, ...] | No
         wide = shape.moe_topk * shape.moe_ffn + shape.moe_shared_ffn
         F1, F = (2 if shape.gated else 1) * wide, wide
     operand = 1 if setup.fp8 else HALF
-    outer = 2 * H * HALF + 2 * H * operand  # norm inputs, norm outputs
-    outer += 2 * H if shape.hidden_dropout else 0
+    outer = H * HALF + H * operand  # of either part: norm input, norm output
+    outer += H if shape.hidden_dropout else 0
     if not fused:
-        outer += 2 * H * SINGLE
+        outer += H * SINGLE
+    outer_mlp = outer
     inner = (shape.q_size + 2 * shape.kv_size) * HALF + shape.q_size * HALF
     mlp: float = F1 * HALF + F * operand
     if moe:
@@ -186,15 +220,16 @@ def layer_activation_bytes(setup: Setup, recompute_modules: tuple[str, ...] | No
         mlp = F1 * HALF
     whole_mlp = "mlp" in modules or ("moe" in modules and moe)
     if whole_mlp:
-        mlp, outer = 0.0, outer - H * operand
+        mlp, outer_mlp = 0.0, outer - H * operand
     if "layernorm" in modules and setup.impl != "transformer_engine":  # whose norms are inside its linears
-        outer -= (1 if whole_mlp else 2) * H * operand
+        outer -= H * operand
+        outer_mlp -= 0 if whole_mlp else H * operand
     scores = 0.0
     if setup.attention == "unfused" and "core_attn" not in modules:
         each = 2 * HALF + (HALF + 1 if shape.attention_dropout else 0)
         scores = shape.num_heads * setup.seq_length * each
     split = tp if setup.sequence_parallel else 1
-    return T * (outer / split + (inner + mlp + scores) / tp)
+    return T * (outer / split + (inner + scores) / tp), T * (outer_mlp / split + mlp / tp)
 
 
 def logits_bytes(setup: Setup) -> float:

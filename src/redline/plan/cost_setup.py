@@ -32,6 +32,7 @@ class Setup:
         attention: "flash", "fused" (neither keeps scores), or "unfused".
         fp8: recipe of the GEMMs' operands, None for 16 bits.
         recompute: "none", "selective" or "full" (then `recompute_layers` of a chunk are dropped).
+        fp8_copies: casts of each weight that are kept: by rows, and transposed too.
         spread_inputs: each tp rank keeps its part of what full recompute saves.
         sharding: what is split over dp.
         ordered: asynchronous collectives start when they are issued (one hardware queue for tp and cp, or a
@@ -59,6 +60,7 @@ class Setup:
     recompute_layers: int = 1
     recompute_modules: tuple[str, ...] = ()
     spread_inputs: bool = False
+    fp8_copies: int = 0
     sequence_parallel: bool = False
     sharding: Sharding = "none"
     grad_bytes: int = 4
@@ -175,6 +177,7 @@ def setup_of(
         recompute_layers=config.recompute.recompute_num_layers or 1,
         recompute_modules=config.recompute.recompute_modules if recompute == "selective" else (),
         spread_inputs=config.recompute.distribute_saved_activations,
+        fp8_copies=_fp8_copies(config, impl),
         sequence_parallel=p.sequence_parallel and grid.tp > 1,
         sharding=shard,
         grad_bytes=2 if states.grad == "bf16" else 4,
@@ -215,6 +218,14 @@ def virtual_stages(config: RunConfig) -> int:
         stage = config.model.num_layers // p.pipeline_model_parallel_size
         return max(1, stage // p.num_layers_per_virtual_pipeline_stage)
     return 1
+
+
+def _fp8_copies(config: RunConfig, impl: str) -> int:
+    """Casts beside the weights: Transformer Engine keeps both layouts, Redline one where it is not asked."""
+    p = config.precision
+    if p.fp8_format is None or impl == "local" or p.fp8_param_gather:  # the last: the weights are the casts
+        return 0
+    return 1 + (impl == "transformer_engine" or p.keep_fp8_transpose_cache)
 
 
 def _impl(asked: str, dialect: Dialect) -> str:

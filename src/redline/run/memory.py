@@ -127,7 +127,7 @@ def out_of_memory_explained(config: RunConfig, plan: Plan, hardware: Hardware) -
             raise
         needed, there = plan.memory.reserved, _available(hardware)
         changes = lighter_changes(config, plan, hardware, least_needed(plan.memory, there, failed=True))
-        said = str(error).splitlines()[0].split(". ")[0].rstrip(".") if str(error) else "an allocation failed"
+        said = _first_sentence(str(error))
         raise TrainingError(
             f"{hardware.name} has no memory left for this run.",
             why=f"{said}; {format_bytes(needed)} were predicted, and {format_bytes(there)} are available.",
@@ -145,6 +145,12 @@ def warning_if_too_large(config: RunConfig, plan: Plan, hardware: Hardware) -> s
         f"warning: this run is predicted to need {format_bytes(needed)}, and {hardware.name} has "
         f"{format_bytes(there)}; {advice(changes)}; `redline memory` with these options shows what takes it."
     )
+
+
+def _first_sentence(text: str) -> str:
+    """Of what the allocator says; PyTorch's on the CPU puts a place in its source before."""
+    sentence = text[max(text.find(CPU_FAILURE), 0) :].partition("\n")[0].split(". ")[0]
+    return sentence.rstrip(".") or "an allocation failed"
 
 
 def _is_out_of_memory(error: RuntimeError) -> bool:
