@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import pickle
+import pkgutil
 import signal
 import threading
 import time
@@ -31,6 +32,8 @@ VALUES = {
     "fp64": True, "micro_batch_size": 1, "train_iters": 6, "save_interval": 1, "async_save": False,
     "hang_timeout_seconds": LIMIT_S, "startup_timeout_minutes": 1.0,
 }  # fmt: skip
+TP = {"tensor_model_parallel_size": 2, "make_vocab_size_divisible_by": 2, "save_interval": None}
+GEMMS_TO_STEP_2 = 20  # row GEMMs of tiny: 2 layers, 2 in each, 4 microbatches a step
 STEP_3 = 8  # samples consumed by the two steps before
 
 
@@ -140,6 +143,54 @@ def test_a_rank_that_fails_is_quoted_and_the_next_attempt_resumes(tmp_path: Path
         return begun, run.state.iteration
 
     assert on_ranks(2, again) == [(2, 6), (2, 6)]
+
+
+STANDS_STILL = {  # where, the options that lead there, what is said of the rank
+    "tp GEMM": (
+        ("redline.model.parallel_gemm:RowGemmFn", "forward"),
+        TP,
+        "rank 1 at step 2, microbatch 1 of 4",
+    ),
+    "evaluation": (
+        ("redline.run.actions", "evaluate"),
+        {"eval_iters": 1},
+        "rank 1 at step 6, an evaluation, is",
+    ),
+    "save": (("redline.run.actions", "save_checkpoint"), {}, "rank 1 at step 1, saving a checkpoint, is"),
+}
+
+
+@pytest.mark.parametrize("case", STANDS_STILL)
+def test_b117_a_rank_that_hangs_between_collectives_of_any_kind_is_named(case: str, tmp_path: Path) -> None:
+    """All others wait for it in one of tp, of an evaluation, of a save; and all say the same of it."""
+    place, options, expected = STANDS_STILL[case]
+    owner, name = place
+    limits = {"hang_timeout_seconds": LIMIT_S, "startup_timeout_minutes": 9 / 60}
+
+    def work(environment: Environment) -> None:
+        at, passed = pkgutil.resolve_name(owner), []
+        before = getattr(at, name)
+
+        def stands(*args: Any, **kwargs: Any) -> Any:
+            passed.append(name)
+            if name != "forward" or len(passed) == GEMMS_TO_STEP_2:
+                sleep()
+            return before(*args, **kwargs)
+
+        if environment.rank == 1:
+            setattr(at, name, staticmethod(stands) if name == "forward" else stands)
+        try:
+            values = parsed({**VALUES, **limits, "save": str(tmp_path / "run"), "eval_iters": 0, **options})
+            train_opened(open_run(values, environment, lambda _: None), 0.0)
+        except RedlineError as error:
+            os.write(2, f"{error}\n".encode())
+            os._exit(error.exit_code)
+
+    codes, said = fork_ranks(2, work)
+    assert codes == [1, 1]
+    for words in said:
+        assert "nothing has happened" in words and expected in words, said
+        assert "has failed" not in words and words.count("TrainingError") == 1, said
 
 
 def test_an_attempt_without_a_folder_says_so() -> None:

@@ -21,7 +21,7 @@ from redline.build.determinism import determinism
 from redline.build.kernels import kernel_conditions
 from redline.build.tensor_parallel import tensor_parallel
 from redline.choice import Choice
-from redline.comm import Collectives, Groups, Progress, single_process
+from redline.comm import Collectives, Groups, single_process
 from redline.config import PrecisionConfig, RunConfig, packs
 from redline.errors import ConfigError
 from redline.formulas.operators import Operator
@@ -77,7 +77,6 @@ def assemble(
     *,
     groups: Groups | None = None,
     interpret: bool = False,
-    progress: Progress | None = None,
 ) -> Assembly:
     """Build on the meta device, move the parameters into flat buffers, draw the initial weights.
 
@@ -86,7 +85,6 @@ def assemble(
         groups: the ranks that share the model; None for one process.
         interpret: run kernels on a CPU too where they are asked for by name, by Triton's interpreter (to
             test them: it is thousands of times slower).
-        progress: learns which collective this rank has begun.
 
     Raises: ConfigError when an implementation asked for by name cannot run this model here.
     """
@@ -128,7 +126,7 @@ def assemble(
     check_names(buffers.parameters, plan.shape)
     # Drawn in full precision; the half copies are rounded from them.
     init_tensors(buffers.write_main_params(), plan.shape, config.train.seed, tp.rank)
-    ranks = join_data_parallel(buffers, plan, groups, progress)
+    ranks = join_data_parallel(buffers, plan, groups)
     if plan.data_parallel.overlap_gather:
         model.before_part = ranks.gatherer.before
     fp8: Fp8Gemms | EngineFp8 | None
@@ -146,15 +144,13 @@ def assemble(
     return Assembly(plan, model, optimizer, fp8, recipe, choices)
 
 
-def join_data_parallel(
-    buffers: FlatBuffers, plan: Plan, groups: Groups, progress: Progress | None
-) -> DataParallel:
+def join_data_parallel(buffers: FlatBuffers, plan: Plan, groups: Groups) -> DataParallel:
     """How the optimizer's ranks meet, as the plan says."""
     ranks = plan.data_parallel
     return DataParallel(
         buffers,
-        Collectives(groups.shard, progress, wide_sum=ranks.wide_sum),
-        Collectives(groups.replica, progress),
+        Collectives(groups.shard, wide_sum=ranks.wide_sum),
+        Collectives(groups.replica),
         overlap_reduce=ranks.overlap_reduce,
         overlap_gather=ranks.overlap_gather,
     )

@@ -27,7 +27,7 @@ from redline.checkpoint.dcp import one_process_is_fine, plain_errors
 from redline.checkpoint.folders import folder_name
 from redline.checkpoint.staging import StagingBuffers
 from redline.checkpoint.values import values_to_json
-from redline.checkpoint.writer import CheckpointWriter, Resolve
+from redline.checkpoint.writer import CheckpointWriter, Resolve, Waits, waits_unseen
 from redline.errors import CheckpointError
 
 
@@ -127,6 +127,7 @@ def save_checkpoint(
     keep_every: int | None = None,
     writer: AsyncWriter | None = None,
     group: dist.ProcessGroup | None = None,
+    waits: Waits = waits_unseen,
 ) -> SaveReport:
     """Save `tensors` and `values` as `root/iter_<iteration>` and make it the latest checkpoint.
 
@@ -141,6 +142,7 @@ def save_checkpoint(
         keep_every: checkpoints whose iteration is a multiple of this stay in any case.
         writer: saves in the background, on its group's ranks; None saves at once.
         group: without a writer, the ranks that save together; None for a single process.
+        waits: without a writer, called with what this rank begins to wait for the others in.
 
     Raises: CheckpointError when this save, or the previous one of `writer`, cannot be written (full disk, no
         permission), or when `values` are no JSON. Older checkpoints are then as they were.
@@ -148,7 +150,14 @@ def save_checkpoint(
     content = values_to_json(values)
     waited_s = writer.wait() if writer else 0.0
     started = time.perf_counter()
-    storage = CheckpointWriter(root, iteration, content, keep=keep, keep_every=keep_every)
+    storage = CheckpointWriter(
+        root,
+        iteration,
+        content,
+        keep=keep,
+        keep_every=keep_every,
+        waits=waits if writer is None else waits_unseen,
+    )
     if writer is not None:
         writer.start(storage, tensors)
     else:

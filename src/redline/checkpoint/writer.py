@@ -44,6 +44,11 @@ FILE_BYTES = 2 * GIB  # a file is closed once another tensor would carry it over
 
 Resolve = Callable[[WriteItem], Tensor]
 Snapshot = Callable[[SavePlan, SavePlanner], Resolve]
+Waits = Callable[[str], object]
+
+
+def waits_unseen(what: str) -> None:
+    """Where nobody asks what a rank waits for."""
 
 
 def live_tensors(plan: SavePlan, planner: SavePlanner) -> Resolve:
@@ -67,6 +72,7 @@ class CheckpointWriter(StorageWriter):
         values: the content of `values.json`.
         keep, keep_every: which older checkpoints stay (see `folders.retired`).
         snapshot: called once a rank knows what it will write; returns where to take the tensors from.
+        waits: called where a rank has done its part, with what it then waits for the others in.
     """
 
     def __init__(
@@ -78,10 +84,12 @@ class CheckpointWriter(StorageWriter):
         keep: int | None = None,
         keep_every: int | None = None,
         snapshot: Snapshot = live_tensors,
+        waits: Waits = waits_unseen,
     ) -> None:
         assert keep is None or keep >= 1, keep
         self.root, self.iteration, self.values = root, iteration, values
         self.keep, self.keep_every, self.snapshot = keep, keep_every, snapshot
+        self._waits = waits
         self._partial: Path | None = None  # on the coordinator, once made
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
@@ -92,6 +100,7 @@ class CheckpointWriter(StorageWriter):
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Refuse what is no tensor, on every rank, before anything is written."""
+        self._waits("the plan of who writes what")
         for item in plan.items:
             if item.type == WriteItemType.BYTE_IO:
                 raise CheckpointError(
@@ -116,6 +125,7 @@ class CheckpointWriter(StorageWriter):
         for number, items in enumerate(_split_into_files(plan.items, FILE_BYTES)):
             path = folder / f"rank_{plan.storage_data:05d}_{number}.safetensors"
             results += _write_chunks(path, items, resolve)
+        self._waits("the end of all ranks' writing")
         done: Future[list[WriteResult]] = Future()
         done.set_result(results)
         return done

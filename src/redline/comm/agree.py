@@ -23,6 +23,7 @@ def together(group: Group, make: Callable[[], Result]) -> Result:
         return make()
     result, error = _tried(make)
     errors: list[RedlineError | None] = [None] * group.size
+    group.sends("agreement")
     dist.all_gather_object(errors, error, group=group.handle)
     for found in errors:
         if found is not None:
@@ -48,6 +49,7 @@ def every(group: Group, make: Callable[[], Result]) -> list[Result]:
         return [make()]
     found: list[Result | None] = [None] * group.size
     mine = together(group, make)
+    group.sends("exchange")
     dist.all_gather_object(found, mine, group=group.handle)
     return [each for each in found if each is not None]
 
@@ -58,6 +60,7 @@ def from_first(group: Group, make: Callable[[], Result]) -> Result:
         return make()
     said: list[tuple[tuple[Result] | None, RedlineError | None] | None]
     said = [_tried(make) if group.index == 0 else None]
+    group.sends("broadcast")
     dist.broadcast_object_list(said, src=group.ranks[0], group=group.handle)
     assert said[0] is not None
     result, error = said[0]
@@ -73,6 +76,7 @@ def largest(group: Group, *numbers: int) -> tuple[int, ...]:
     if group.handle is None:
         return numbers
     found = torch.tensor(numbers, dtype=torch.int64)
+    group.sends("all-reduce", found)
     dist.all_reduce(found, dist.ReduceOp.MAX, group=group.handle)
     return tuple(found.tolist())
 
@@ -83,6 +87,7 @@ def gathered(group: Group, value: float) -> list[float]:
         return [value]
     found = torch.zeros(group.size, dtype=torch.float64)
     found[group.index] = value
+    group.sends("all-reduce", found)
     dist.all_reduce(found, group=group.handle)
     return [float(each) for each in found.tolist()]
 

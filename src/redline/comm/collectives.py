@@ -8,6 +8,7 @@ functional operators, which the compiler knows: then an all-reduce leaves its op
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,6 +18,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from redline.comm.groups import Group
+from redline.comm.pace import Pace
 from redline.errors import ShapeError
 
 Reduction = Literal["sum", "max"]
@@ -36,19 +38,22 @@ class Pending:
     Attributes:
         work: handles of torch.distributed.
         in_graph: whether it is a functional operator in a graph of torch.compile.
+        pace: a stopwatch that the wait is no work for.
     """
 
     result: Tensor
     work: tuple[Any, ...] = ()
     in_graph: bool = False
+    pace: Pace | None = None
 
     def wait(self) -> Tensor:
         """The result; on a GPU the current stream waits, not the host."""
         if self.in_graph:
             waited: Tensor = _operators.wait_tensor(self.result)
             return waited
-        for each in self.work:
-            each.wait()
+        with nullcontext() if self.pace is None else self.pace.waiting():
+            for each in self.work:
+                each.wait()
         return self.result
 
 
@@ -58,8 +63,9 @@ def all_reduce_async(x: Tensor, group: Group, reduction: Reduction = "sum") -> P
         return Pending(x)
     if is_compiling():
         return Pending(_operators.all_reduce(x, reduction, group.name), in_graph=True)
+    group.sends("all-reduce", x)
     work = dist.all_reduce(x, _REDUCTIONS[reduction], group=group.handle, async_op=True)
-    return Pending(x, (work,))
+    return Pending(x, (work,), pace=group.pace)
 
 
 def all_gather_async(x_shard: Tensor, group: Group) -> Pending:
@@ -70,7 +76,9 @@ def all_gather_async(x_shard: Tensor, group: Group) -> Pending:
         whole = _operators.all_gather_into_tensor(x_shard, group.size, group.name)
         return Pending(whole, in_graph=True)
     whole = x_shard.new_empty((group.size * x_shard.shape[0], *x_shard.shape[1:]))
-    return Pending(whole, (_all_gather(whole, x_shard, group=group.handle, async_op=True),))
+    group.sends("all-gather", whole)
+    work = _all_gather(whole, x_shard, group=group.handle, async_op=True)
+    return Pending(whole, (work,), pace=group.pace)
 
 
 def reduce_scatter_async(x: Tensor, group: Group) -> Pending:
@@ -85,12 +93,14 @@ def reduce_scatter_async(x: Tensor, group: Group) -> Pending:
         part = _operators.reduce_scatter_tensor(x, "sum", group.size, group.name)
         return Pending(part, in_graph=True)
     part = x.new_empty((x.shape[0] // group.size, *x.shape[1:]))
-    return Pending(part, (_reduce_scatter(part, x, group=group.handle, async_op=True),))
+    return reduce_scatter_into_async(part, x, group)
 
 
 def reduce_scatter_into_async(part: Tensor, x: Tensor, group: Group) -> Pending:
     """`reduce_scatter_async` into a tensor that is there already; the axis has more than one rank."""
-    return Pending(part, (_reduce_scatter(part, x, group=group.handle, async_op=True),))
+    group.sends("reduce-scatter", x)
+    work = _reduce_scatter(part, x, group=group.handle, async_op=True)
+    return Pending(part, (work,), pace=group.pace)
 
 
 def exchange_async(sends: list[tuple[int, Tensor]], receives: list[tuple[int, Tensor]], group: Group) -> Any:
@@ -98,6 +108,7 @@ def exchange_async(sends: list[tuple[int, Tensor]], receives: list[tuple[int, Te
 
     Returns: what is waited for, one handle or several.
     """
+    group.sends("exchange")
     batch = [dist.P2POp(dist.isend, x, group.ranks[to], group.handle) for to, x in sends]
     batch += [dist.P2POp(dist.irecv, x, group.ranks[at], group.handle) for at, x in receives]
     return tuple(dist.batch_isend_irecv(batch))

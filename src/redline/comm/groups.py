@@ -7,9 +7,16 @@ initialised torch.distributed at all.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from functools import partial
 
 import torch.distributed as dist
+from torch import Tensor
+
+from redline.comm.pace import Pace
+from redline.comm.progress import Progress
+from redline.units import format_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,11 +27,26 @@ class Group:
         ranks: global ranks, in order along the axis.
         index: this rank's place among them.
         handle: of torch.distributed; None on an axis of size 1.
+        axis: what messages call it: "tp".
+        progress: of this rank; learns what is sent along the axis.
     """
 
     ranks: tuple[int, ...] = (0,)
     index: int = 0
     handle: dist.ProcessGroup | None = None
+    axis: str = ""
+    progress: Progress | None = field(default=None, compare=False, repr=False)
+
+    def sends(self, what: str, tensor: Tensor | None = None) -> None:
+        """Note a collective that begins, for whoever asks where this rank stands."""
+        if self.progress is not None:
+            of = "" if tensor is None else f" of {format_bytes(tensor.nbytes)}"
+            self.progress.meets(f"{self.axis} {what}{of}".lstrip())
+
+    @property
+    def pace(self) -> Pace | None:
+        """The stopwatch that waits along this axis are no work for; None where nobody asked."""
+        return None if self.progress is None else self.progress.pace
 
     @property
     def size(self) -> int:
@@ -74,6 +96,8 @@ def open_groups(
     control: Group | None = None,
     *,
     instances: int = 1,
+    progress: Progress | None = None,
+    timeout_s: float | None = None,
 ) -> Groups:
     """Make the groups of an initialised torch.distributed; every rank calls it with the same lists.
 
@@ -81,21 +105,29 @@ def open_groups(
         tp, dp: the ranks of every group along the axis, as `RankGrid.groups("tp")` gives them.
         control: the gloo group of all ranks, if it is open already.
         instances: how many groups of dp ranks hold a copy of the optimizer states.
+        progress: of this rank; learns what is sent along every axis.
+        timeout_s: longest wait in a collective of any of them; None: PyTorch's, another one on each backend.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     several, all_ranks = world_size > 1, tuple(range(world_size))
-    own_dp = _own_group(dp, rank, "dp")
+    timeout = None if timeout_s is None else timedelta(seconds=timeout_s)
+    make = partial(_own_group, rank=rank, timeout=timeout, progress=progress)
+
+    def on_cpu() -> dist.ProcessGroup | None:
+        return dist.new_group(backend="gloo", timeout=timeout) if several else None
+
+    own_dp = make(dp, name="dp")
     shard, replica = own_dp, Group((rank,))
     if instances > 1:
         shards = [part for ranks in dp for part in _parts(ranks, instances)]
         replicas = [same for ranks in dp for same in zip(*_parts(ranks, instances), strict=True)]
-        shard, replica = _own_group(shards, rank, "dp shard"), _own_group(replicas, rank, "dp replica")
+        shard, replica = make(shards, name="dp shard"), make(replicas, name="dp replica")
     return Groups(
         rank=rank,
         world=Group(all_ranks, rank, dist.group.WORLD if several else None),
-        control=control or Group(all_ranks, rank, dist.new_group(backend="gloo") if several else None),
-        saving=Group(all_ranks, rank, dist.new_group(backend="gloo") if several else None),
-        tp=_own_group(tp, rank, "tp"),
+        control=replace(control or Group(all_ranks, rank, on_cpu()), axis="control", progress=progress),
+        saving=Group(all_ranks, rank, on_cpu()),
+        tp=make(tp, name="tp"),
         dp=own_dp,
         shard=shard,
         replica=replica,
@@ -108,15 +140,23 @@ def _parts(ranks: Sequence[int], count: int) -> list[tuple[int, ...]]:
     return [tuple(ranks[start : start + size]) for start in range(0, len(ranks), size)]
 
 
-def _own_group(axis: Sequence[Sequence[int]], rank: int, name: str) -> Group:
+def _own_group(
+    axis: Sequence[Sequence[int]],
+    *,
+    rank: int,
+    name: str,
+    timeout: timedelta | None,
+    progress: Progress | None,
+) -> Group:
     """Make all groups of an axis (a collective call) and return the one that holds `rank`.
 
     Args:
         name: a trace shows it at every collective, and the ledger tells the axes apart by it.
+        timeout, progress: see `open_groups`.
     """
     own = Group((rank,))
     for ranks in axis:
-        handle = dist.new_group(list(ranks), group_desc=name) if len(ranks) > 1 else None
+        handle = dist.new_group(list(ranks), timeout=timeout, group_desc=name) if len(ranks) > 1 else None
         if rank in ranks:
-            own = Group(tuple(ranks), tuple(ranks).index(rank), handle)
+            own = Group(tuple(ranks), tuple(ranks).index(rank), handle, name, progress)
     return own

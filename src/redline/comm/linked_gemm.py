@@ -116,7 +116,7 @@ class Chunked(Bulk):
         torch.mm(x_shard, w, out=results[group.index])
         parts[group.index].copy_(x_shard)
         for piece, work in zip(pieces, travelling, strict=True):
-            Pending(x, work).wait()
+            Pending(x, work, pace=group.pace).wait()
             for rank in others:
                 torch.mm(parts[rank, piece], w, out=results[rank, piece])
         return y, x

@@ -1,4 +1,4 @@
-"""Where a rank stands: the step and the last operation it began, for the others to read."""
+"""Where a rank stands: the step, what it does, and the last collective it began, for the others to read."""
 
 from __future__ import annotations
 
@@ -7,10 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from torch import Tensor
-
 from redline.comm.pace import Pace
-from redline.units import format_bytes
 
 
 @dataclass(slots=True)
@@ -19,8 +16,10 @@ class Progress:
 
     Attributes:
         step: that is running, from 1.
-        operation: what was begun last: "forward of microbatch 3", "all-reduce of 64 MiB".
-        count: operations begun so far; while it stands still, nothing happens.
+        operation: what was begun last: "microbatch 3 of 8", "an evaluation".
+        collective: what it has begun to send within that, or "": "tp all-reduce of 64 MiB".
+        count: operations and collectives begun so far, as many on all ranks that stand at the same place;
+            while it stands still, nothing happens.
         patient: whether something is going on that may take long: the start up to the end of the first step,
             an evaluation, a save.
         pace: times the work between the waits for others, where that was asked for.
@@ -28,6 +27,7 @@ class Progress:
 
     step: int = 0
     operation: str = "opening the run"
+    collective: str = ""
     count: int = 0
     patient: bool = True
     since: float = field(default_factory=time.monotonic)
@@ -35,13 +35,13 @@ class Progress:
 
     def begins(self, operation: str) -> None:
         """Note that `operation` begins."""
-        self.operation = operation
-        self.since = time.monotonic()
-        self.count += 1
+        self.operation, self.collective = operation, ""
+        self._counts()
 
-    def sends(self, kind: str, tensor: Tensor) -> None:
-        """Note a collective."""
-        self.begins(f"{kind} of {format_bytes(tensor.nbytes)}")
+    def meets(self, collective: str) -> None:
+        """Note that the rank begins to wait for, or send to, others."""
+        self.collective = collective
+        self._counts()
 
     @contextmanager
     def patiently(self, operation: str) -> Iterator[None]:
@@ -53,3 +53,7 @@ class Progress:
         finally:
             self.patient = before
             self.begins(f"after {operation}")
+
+    def _counts(self) -> None:
+        self.since = time.monotonic()
+        self.count += 1

@@ -73,6 +73,7 @@ class Pushed:
         """See LinkedGemm."""
         check_even(x, group)
         own, size = group.index, group.size
+        group.sends("reduce-scatter with GEMM")
         parts, turn = x.view(size, x.shape[0] // size, -1), self._next_turn()
         products = []  # kept until they have arrived
         for peer in _others(group):
@@ -85,6 +86,7 @@ class Pushed:
 
     def gather(self, x_shard: Tensor, group: Group) -> Pending:
         """See LinkedGemm."""
+        group.sends("all-gather")
         turn, shape = self._next_turn(), (group.size * x_shard.shape[0], *x_shard.shape[1:])
         self._push(dict.fromkeys((*_others(group), group.index), x_shard), group.index, turn)
         x = self._memory.view(group.index, self._start(turn), shape, x_shard.dtype)
@@ -99,6 +101,7 @@ class Pushed:
     def scatter(self, x: Tensor, group: Group) -> Pending:
         """See LinkedGemm."""
         check_even(x, group)
+        group.sends("reduce-scatter")
         parts, turn = x.view(group.size, x.shape[0] // group.size, *x.shape[1:]), self._next_turn()
         self._push({peer: parts[peer] for peer in _others(group)}, group.index, turn)
         arriving, y = self._memory.mark(), torch.empty_like(parts[group.index])

@@ -32,10 +32,12 @@ class SymmetricMemory(Bulk):
     name: str = "symmetric"
 
     def gather_gemm(self, x_shard: Tensor, w: Tensor, group: Group) -> tuple[Tensor, Tensor]:
+        group.sends("all-gather with GEMM")
         x, products = torch.ops.symm_mem.fused_all_gather_matmul(x_shard, [w], 0, _name(group), return_A=True)
         return products[0], x
 
     def gemm_scatter(self, x: Tensor, w: Tensor, group: Group) -> Tensor:
+        group.sends("reduce-scatter with GEMM")
         y: Tensor = torch.ops.symm_mem.fused_matmul_reduce_scatter(x, w, "sum", 0, _name(group))
         return y
 

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from redline.comm.groups import Group
 from redline.comm.pace import Pace
-from redline.comm.progress import Progress
 
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -65,21 +64,19 @@ class Collectives:
 
     Args:
         group: the ranks.
-        progress: learns what is being sent, for whoever asks where this rank stands.
         wide_sum: reduce-scatter sends half-precision parts as they are and sums them in fp32 at their owner
             (`--ddp-reduce-scatter-with-fp32-accumulation`).
     """
 
-    def __init__(self, group: Group, progress: Progress | None = None, *, wide_sum: bool = False) -> None:
+    def __init__(self, group: Group, *, wide_sum: bool = False) -> None:
         self.size, self.index = group.size, group.index
-        self._handle, self._wide_sum = group.handle, wide_sum
-        self._progress = progress or Progress()
+        self._group, self._handle, self._wide_sum = group, group.handle, wide_sum
 
     def all_reduce(self, tensor: Tensor) -> Work:
         """See Transport."""
         if self._handle is None:
             return Done()
-        self._progress.sends("all-reduce", tensor)
+        self._group.sends("all-reduce", tensor)
         work: Work = dist.all_reduce(tensor, group=self._handle, async_op=True)
         return work
 
@@ -87,7 +84,7 @@ class Collectives:
         """See Transport."""
         if self._handle is None:
             return Done()
-        self._progress.sends("reduce-scatter", tensor)
+        self._group.sends("reduce-scatter", tensor)
         if self._wide_sum and tensor.element_size() < 4:
             return _WideSum(tensor, self._own(tensor), self.size, self._handle)
         work: Work = _reduce_scatter(self._own(tensor), tensor, group=self._handle, async_op=True)
@@ -97,9 +94,9 @@ class Collectives:
         """See Transport."""
         if self._handle is None:
             return Done()
-        self._progress.sends("all-gather", tensor)
+        self._group.sends("all-gather", tensor)
         work: Work = _all_gather(tensor, self._own(tensor), group=self._handle, async_op=True)
-        return work if self._progress.pace is None else _Timed(work, self._progress.pace)
+        return work if self._group.pace is None else _Timed(work, self._group.pace)
 
     def _own(self, tensor: Tensor) -> Tensor:
         length = tensor.numel() // self.size

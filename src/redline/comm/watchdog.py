@@ -32,6 +32,7 @@ from redline.errors import RedlineError, TrainingError
 POLL_S = 0.5
 BEATS = 3  # polls without a beat after which a rank is taken for dead where a collective has failed
 TOLD_BEATS = 10  # the same where this rank was told to end, and for as long has not got to it
+SHOWN_RANKS = 8  # that stand at one place
 RECORD_S = 5.0  # for the record of a job that breaks
 STDERR = 2
 FAILURE = "failure"
@@ -44,12 +45,18 @@ class Standing:
     rank: int
     step: int = 0
     operation: str = "nothing yet"
+    collective: str = ""
     count: int = -1
     for_s: float = 0.0
     beat: int = 0
 
     def __str__(self) -> str:
-        return f"rank {self.rank} at step {self.step}, {self.operation}"
+        return f"rank {self.rank} at {self.place}"
+
+    @property
+    def place(self) -> str:
+        """Step, operation, and the collective in it."""
+        return ", ".join(filter(None, (f"step {self.step}", self.operation, self.collective)))
 
 
 class Watchdog:
@@ -103,9 +110,19 @@ class Watchdog:
 
     def report(self, error: BaseException) -> None:
         """Tell the other ranks that this one has failed by itself, so that they end and say why."""
+        said = error.what if isinstance(error, RedlineError) else str(error).splitlines()[0]
+        self._tell_others(
+            TrainingError(
+                f"another rank has failed: {self._own()}: {type(error).__name__}: {said}",
+                why="the ranks cannot go on without each other.",
+                mend="mend what it names, then resume with --load and --save of the run folder.",
+            )
+        )
+
+    def _tell_others(self, error: TrainingError) -> None:
+        """The first error that any rank tells is what all end with."""
         if self._store is not None:
-            what = f"{self._own()}: {type(error).__name__}: {error}"
-            self._store.compare_set(FAILURE, "", what)
+            self._store.compare_set(FAILURE, "", json.dumps([error.what, error.why, error.mend]))
 
     def explain(self, error: BaseException) -> TrainingError:
         """What is behind a collective that failed here: the rank that reported, or whose beat has stopped."""
@@ -130,7 +147,7 @@ class Watchdog:
         before = {each.rank: each.beat for each in self._standings()}
         self._over.wait(BEATS * self._poll_s)
         if failure := self._failure():
-            return _failed(failure)
+            return failure
         dead = [each for each in self._standings() if each.beat == before.get(each.rank)]
         dead = [each for each in dead if each.rank != self._rank]
         return self._dead(dead) if dead else None
@@ -165,9 +182,8 @@ class Watchdog:
 
     def _look(self) -> TrainingError | None:
         self._tell()
-        failure = self._failure()
-        if failure:
-            return _failed(failure)
+        if failure := self._failure():
+            return failure
         stuck_s, limit_s = time.monotonic() - self._progress.since, self._limit_s()
         if stuck_s > limit_s:
             return self._stuck(limit_s)
@@ -185,13 +201,13 @@ class Watchdog:
     def _own(self) -> Standing:
         at = self._progress
         for_s = time.monotonic() - at.since
-        return Standing(self._rank, at.step, at.operation, at.count, for_s, self._beat)
+        return Standing(self._rank, at.step, at.operation, at.collective, at.count, for_s, self._beat)
 
     def _tell(self) -> None:
         assert self._store is not None
         self._beat += 1
         own = self._own()
-        told = [own.step, own.operation, own.count, own.for_s, own.beat]
+        told = [own.step, own.operation, own.collective, own.count, own.for_s, own.beat]
         self._store.set(_key(self._rank), json.dumps(told))
 
     def _standings(self) -> list[Standing]:
@@ -211,9 +227,11 @@ class Watchdog:
                 stopped.append(each)
         return stopped
 
-    def _failure(self) -> str:
+    def _failure(self) -> TrainingError | None:
         assert self._store is not None
-        return self._store.get(FAILURE).decode() if self._store.check([FAILURE]) else ""
+        if not self._store.check([FAILURE]):
+            return None
+        return TrainingError(*json.loads(self._store.get(FAILURE)))
 
     def _dead(self, dead: list[Standing]) -> TrainingError:
         what = f"{dead[0]}, no longer answers"
@@ -223,21 +241,33 @@ class Watchdog:
             why="its process has ended or is stopped, and the other ranks cannot go on without it.",
             mend="look for its last message, then resume with --load and --save of the run folder.",
         )
-        self.report(error)
+        self._tell_others(error)
         return error
 
     def _stuck(self, limit_s: float) -> TrainingError:
-        """The rank that has begun least is what the others wait for."""
+        """The others wait for the rank that has begun least; where all are as far, nobody can tell."""
         standings = self._standings()
-        behind = min(standings, key=lambda each: (each.step, each.count))
-        ahead = max(standings, key=lambda each: (each.step, each.count))
+        ahead = max(standings, key=_reached)
+        behind = [each for each in standings if _reached(each) == _reached(min(standings, key=_reached))]
+        if suspects := [each for each in behind if not each.collective]:
+            behind = suspects  # who has begun to send waits for those who have not
         flag = "--startup-timeout-minutes" if self._progress.patient else "--hang-timeout-seconds"
+        if len(behind) == len(standings) > 1:
+            what = "no rank is behind the others, so which one is stuck cannot be told"
+            why = f"the last that they began: {_places(standings)}."
+            look = "--flight-recorder-dump-path records what each one sent"
+        else:
+            more = len(behind) - 1
+            others = f" (and {more} more rank{'s' * (more > 1)}, as far)" if more else ""
+            what = f"{behind[0]}, is furthest behind{others}"
+            why = f"it began that {behind[0].for_s:.0f} s ago or more; the foremost is {ahead}."
+            look = "look at that rank"
         error = TrainingError(
-            f"nothing has happened for {limit_s:g} s: {behind}, is furthest behind.",
-            why=f"it began that {behind.for_s:.0f} s ago or more; the foremost is {ahead}.",
-            mend=f"if that may take so long, raise {flag}; else look at that rank, then resume.",
+            f"nothing has happened for {limit_s:g} s: {what}.",
+            why=why,
+            mend=f"if that may take so long, raise {flag}; else {look}, then resume.",
         )
-        self.report(error)
+        self._tell_others(error)
         return error
 
 
@@ -276,16 +306,27 @@ class _Signals:
             self._pipe = None
 
 
+def _reached(standing: Standing) -> tuple[int, int]:
+    return standing.step, standing.count
+
+
+def _places(standings: list[Standing]) -> str:
+    """Each place once, with the ranks that stand there."""
+    ranks: dict[str, list[int]] = {}
+    for each in standings:
+        ranks.setdefault(each.place, []).append(each.rank)
+    return "; ".join(f"{_named(at)} at {place}" for place, at in ranks.items())
+
+
+def _named(ranks: list[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    shown = ", ".join(map(str, ranks[:SHOWN_RANKS]))
+    return f"ranks {shown}{' ...' if len(ranks) > SHOWN_RANKS else ''}"
+
+
 def _key(rank: int) -> str:
     return f"standing/{rank}"
-
-
-def _failed(failure: str) -> TrainingError:
-    return TrainingError(
-        f"another rank has failed: {failure.splitlines()[0]}",
-        why="the ranks cannot go on without each other.",
-        mend="mend what it names, then resume with --load and --save of the run folder.",
-    )
 
 
 def _end_process(error: TrainingError) -> None:

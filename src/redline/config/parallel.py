@@ -106,8 +106,12 @@ class ParallelConfig(Section):
     distributed_backend: Literal["nccl", "gloo"] | None = flag(
         None, megatron="nccl", help="Collectives; unset: nccl on GPUs, gloo on CPUs."
     )
-    distributed_timeout_minutes: float = flag(
-        10.0, more_than=0, metavar="MINUTES", help="Longest wait for a collective."
+    distributed_timeout_minutes: float | None = flag(
+        None,
+        megatron=10.0,
+        more_than=0,
+        metavar="MINUTES",
+        help="Longest wait in a collective; unset: 1 more than --startup-timeout-minutes, at least 10.",
     )
     hang_timeout_seconds: float = flag(
         60.0,

@@ -217,6 +217,7 @@ class Fp8State:
     def step(self) -> None:
         """End of an optimizer step: remember its largest values; renew the scales when it is time."""
         if self._ranks is not None and self._ranks.handle is not None:
+            self._ranks.sends("all-reduce", self.amax)
             dist.all_reduce(self.amax, dist.ReduceOp.MAX, group=self._ranks.handle)
         if self.looks:
             self._note_table()
@@ -258,6 +259,7 @@ class Fp8State:
 
     def _note_table(self) -> None:
         if self._ranks is not None and self._ranks.handle is not None:
+            self._ranks.sends("all-reduce", self._counts)
             dist.all_reduce(self._counts, group=self._ranks.handle)
         scale = torch.full_like(self.scale, torch.nan) if self.spec.blocks else self.scale  # many, or one
         facts = torch.stack((self.amax, scale), -1).double()

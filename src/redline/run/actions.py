@@ -222,6 +222,7 @@ class RunActions:
             keep=options.keep_checkpoints,
             writer=self._writer,
             group=run.groups.control.handle,
+            waits=run.progress.meets,
         )
         self.saved = report.folder
         if self.ledger is None:

@@ -38,7 +38,7 @@ from redline.plan import Plan, ScheduleSpec, complaints, make_plan
 from redline.run.batches import step_batches
 from redline.run.data import data_prefixes, demo_corpus, open_run_data, wants_demo_corpus
 from redline.run.memory import MemoryMeter, out_of_memory_explained, warning_if_too_large
-from redline.run.ranks import choose_backend, join_ranks
+from redline.run.ranks import choose_backend, collective_timeout_s, join_ranks
 from redline.run.resume import (
     Start,
     changed_options,
@@ -166,7 +166,8 @@ def open_run(parsed: Parsed, environment: Environment, say: Say) -> OpenRun:
     plan = together(
         world.control, lambda: make_plan(config, hardware, vocabulary.size, environment.world_size)
     )
-    groups = _open_groups(world, plan)
+    progress = Progress(pace=Pace(device) if config.logging.log_straggler else None)
+    groups = _open_groups(config, world, plan, progress)
     if config.compile.cuda_graph_impl != "none" and groups.dp.size > 1:
         raise ConfigError(
             f"--cuda-graph-impl local does not go with {groups.dp.size} data-parallel processes.",
@@ -185,7 +186,6 @@ def open_run(parsed: Parsed, environment: Environment, say: Say) -> OpenRun:
     attention = first_then_all(  # one rank of a machine measures, and the others read what it wrote
         world.control, leads, lambda: choose_attention(config, plan, device, calibration)
     )
-    progress = Progress(pace=Pace(device) if config.logging.log_straggler else None)
     with out_of_memory_explained(config, plan, hardware):
         assembly = assemble(
             config,
@@ -194,7 +194,6 @@ def open_run(parsed: Parsed, environment: Environment, say: Say) -> OpenRun:
             attention,
             groups=groups,
             interpret=environment.triton_interpret,
-            progress=progress,
         )
     plan = assembly.plan
     state = TrainState(assembly.model, assembly.optimizer, fp8=assembly.fp8)
@@ -263,13 +262,19 @@ def _watchdog(
     )
 
 
-def _open_groups(world: World, plan: Plan) -> Groups:
+def _open_groups(config: RunConfig, world: World, plan: Plan, progress: Progress) -> Groups:
     """The groups of the plan's grid."""
     if world.control.handle is None:
         return Groups()
     grid = plan.grid
-    instances = plan.data_parallel.instances
-    return open_groups(grid.groups("tp"), grid.groups("dp"), world.control, instances=instances)
+    return open_groups(
+        grid.groups("tp"),
+        grid.groups("dp"),
+        world.control,
+        instances=plan.data_parallel.instances,
+        progress=progress,
+        timeout_s=collective_timeout_s(config.parallel),
+    )
 
 
 def _compiled(

@@ -6,7 +6,9 @@ import torch
 
 from redline.choice import Choice
 from redline.comm import Meeting, World, open_world
-from redline.config import Environment, InvalidConfigError, Problem, RunConfig
+from redline.config import Environment, InvalidConfigError, ParallelConfig, Problem, RunConfig
+
+SHORTEST_MINUTES = 10.0  # Megatron's default of a collective
 
 
 def join_ranks(
@@ -30,15 +32,21 @@ def join_ranks(
         port=environment.master_port,
         agent_store=environment.agent_store,
         attempt=environment.attempt,
-        timeout_s=60 * parallel.distributed_timeout_minutes,
+        timeout_s=collective_timeout_s(parallel),
     )
     hang = f"{parallel.hang_timeout_seconds:g} s ({parallel.startup_timeout_minutes:g} min at the start)"
     why = (
         f"{environment.local_world_size} on this machine; a collective waits up to "
-        f"{parallel.distributed_timeout_minutes:g} min, a rank that hangs ends all after {hang}"
+        f"{collective_timeout_s(parallel) / 60:g} min, a rank that hangs ends all after {hang}"
     )
     ranks = Choice("ranks", "auto", str(meeting.world_size), why)
     return open_world(meeting, backend.ran, device), (ranks, backend)
+
+
+def collective_timeout_s(parallel: ParallelConfig) -> float:
+    """Longest wait in a collective; unless stated it outlasts the start, whose own limit names the rank."""
+    stated = parallel.distributed_timeout_minutes
+    return 60 * (max(SHORTEST_MINUTES, parallel.startup_timeout_minutes + 1) if stated is None else stated)
 
 
 def choose_backend(asked: str | None, device: torch.device) -> Choice:

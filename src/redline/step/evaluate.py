@@ -49,6 +49,7 @@ def evaluate(
         fp8.forget()
     if dp is not None and dp.handle is not None:
         both = torch.stack((total, total.new_tensor(float(num_tokens))))
+        dp.sends("all-reduce of the loss")
         dist.all_reduce(both, group=dp.handle)
         total, num_tokens = both[0], int(both[1].item())
     return Evaluation(total.item() / num_tokens if num_tokens else math.nan, num_tokens)

@@ -120,6 +120,7 @@ class TrainStep:
         optimizer.ranks.reducer.finish()
         parts = loss if self._z_total is None else torch.stack((loss, self._z_total))
         if self._dp.handle is not None:
+            self._dp.sends("all-reduce of the loss")
             dist.all_reduce(parts, group=self._dp.handle)
         parts = parts / optimizer.loss_scale.scale
         self._free_cache(1)
@@ -157,6 +158,7 @@ class TrainStep:
         ]
         total = torch.tensor(counted, dtype=torch.int64, device=self.device)
         if self._dp.handle is not None:
+            self._dp.sends("all-reduce of counts")
             dist.all_reduce(total, group=self._dp.handle)
         return total
 
