@@ -262,6 +262,29 @@ def test_bench_case_times_equal_things(device):
     assert case.flops == 6 * 5 * 8 * 40
 
 
+def test_products_of_the_caller_take_the_place_of_the_gemms(device):
+    """As the head in fp8 hands them in: here the same GEMMs, so the same bits, z-loss and all."""
+    x, weight, labels, weights = draw(7, 16, 64, 61, torch.bfloat16, device)
+    spec, calls = LossSpec(vocab_size=61, z_loss=0.02), []
+
+    class Products:
+        def logits(self, hidden, logits):
+            calls.append("logits")
+            torch.mm(hidden, weight[: logits.shape[1]].t(), out=logits)
+
+        def dhidden(self, dlogits, dhidden):
+            calls.append("dhidden")
+            torch.mm(dlogits, weight[: dlogits.shape[1]], out=dhidden)
+
+    found = []
+    for products in (None, Products()):
+        total, main_grad = torch.zeros((), device=device), torch.zeros(64, 16, device=device)
+        how = {"chunk_tokens": 4, "z_total": total, "main_grad": main_grad, "products": products}
+        found.append((*ours(x, weight, labels, spec, weights, **how), total))
+    assert calls == ["logits", "dhidden"] * 2 and found[0][3] > 0
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
 @pytest.mark.parametrize("chunk_tokens", [3, None])
 def test_a_split_head_gives_the_whole_loss(device, chunk_tokens):
     """Shards in turn, three times: for their maxima, for their sums, for the result. One is all padding."""
