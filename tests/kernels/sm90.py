@@ -169,13 +169,13 @@ KERNELS = (
     Kernel(
         "fp8.kernel:_cast_kernel",
         {"x": "bf16", "scale": "fp32", "amax": "fp32", "q": "fp8e4nv", "qt": "fp8e4nv"},
-        {"MAX": 448.0, "ROWS": True, "COLUMNS": True, "BLOCK_ROWS": 64, "BLOCK_COLS": 128},
+        {"MAX": 448.0, "ROWS": True, "COLUMNS": True, "BLOCK_ROWS": 64, "BLOCK_COLS": 128, "GROUP": 1},
         4,
     ),
     Kernel(
         "fp8.kernel:_transpose_kernel",
         {"q": "u8", "qt": "u8"},
-        {"BLOCK_ROWS": 128, "BLOCK_COLS": 128},
+        {"BLOCK_ROWS": 128, "BLOCK_COLS": 128, "GROUP": 1},
         4,
     ),
     Kernel(
