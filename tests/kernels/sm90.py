@@ -150,13 +150,13 @@ KERNELS = (
     Kernel(
         "rotary.kernel:_rotary_kernel",
         {"src": "bf16", "dst": "bf16", "positions": "i64"} | TABLE,
-        HEADS | {"INVERSE": False},
+        HEADS | {"INVERSE": False, "BLOCKS": 5},
         2,
     ),
     Kernel(
         "rotary.kernel:_merge_grad_kernel",
         {"dq": "bf16", "dk": "bf16", "dv": "bf16", "dst": "bf16"} | TABLE,
-        HEADS | {"INTERLEAVED": True, "BLOCK_DIM": 128},
+        HEADS | {"INTERLEAVED": True, "BLOCK_DIM": 128, "Q_BLOCKS": 4, "K_BLOCKS": 1},
         2,
     ),
     Kernel(

@@ -94,11 +94,11 @@ def _rotary_kernel(
     src_ptr, dst_ptr, cos_ptr, sin_ptr, positions_ptr, batch, heads, table_rows, position_s, position_b,
     src_s, src_b, src_head, dst_s, dst_b, dst_head,
     INVERSE: tl.constexpr, INTERLEAVED: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr,
+    BLOCKS: tl.constexpr,
     BLOCK_HEADS: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr,
 ):  # fmt: skip
-    blocks = tl.cdiv(heads, BLOCK_HEADS)  # those of a token follow one another, as in memory
-    token = tl.program_id(0) // blocks
-    block = tl.program_id(0) % blocks
+    """The BLOCKS blocks of a token follow one another, as in memory."""
+    token, block = tl.program_id(0) // BLOCKS, tl.program_id(0) % BLOCKS
     s, b = token // batch, token % batch
     head = block * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS).to(tl.int64)
     cos, sin = _angles(
@@ -120,13 +120,13 @@ def _merge_grad_kernel(
     dq_ptr, dk_ptr, dv_ptr, dst_ptr, cos_ptr, sin_ptr, positions_ptr, batch, heads, groups,
     table_rows, position_s, position_b, q_s, q_b, q_head, k_s, k_b, k_head, v_s, v_b, v_head,
     INTERLEAVED: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr,
+    Q_BLOCKS: tl.constexpr, K_BLOCKS: tl.constexpr,
     BLOCK_HEADS: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr, BLOCK_DIM: tl.constexpr,
 ):  # fmt: skip
     """dst [S, B, N + 2G, D] = [dq turned back | dk turned back | dv]; a program is a block of heads."""
     DIM: tl.constexpr = 2 * HALF + REST
-    q_blocks, k_blocks = tl.cdiv(heads, BLOCK_HEADS), tl.cdiv(groups, BLOCK_HEADS)
-    token = tl.program_id(0) // (q_blocks + 2 * k_blocks)
-    block = tl.program_id(0) % (q_blocks + 2 * k_blocks)
+    BLOCKS: tl.constexpr = Q_BLOCKS + 2 * K_BLOCKS
+    token, block = tl.program_id(0) // BLOCKS, tl.program_id(0) % BLOCKS
     s, b = token // batch, token % batch
     cos, sin = _angles(
         cos_ptr, sin_ptr, positions_ptr, s, b, table_rows, position_s, position_b, HALF, BLOCK_HALF
@@ -134,20 +134,20 @@ def _merge_grad_kernel(
     dst_ptr += token.to(tl.int64) * ((heads + 2 * groups) * DIM)
     wide_s, wide_b = s.to(tl.int64), b.to(tl.int64)
     lane = tl.arange(0, BLOCK_HEADS).to(tl.int64)
-    if block < q_blocks:
+    if block < Q_BLOCKS:
         head = block * BLOCK_HEADS + lane
         _turn(
             dq_ptr + wide_s * q_s + wide_b * q_b, dst_ptr, q_head, DIM, head, head < heads, cos, -sin,
             HALF, REST, INTERLEAVED, BLOCK_HEADS, BLOCK_HALF, BLOCK_REST,
         )  # fmt: skip
-    elif block < q_blocks + k_blocks:
-        head = (block - q_blocks) * BLOCK_HEADS + lane
+    elif block < Q_BLOCKS + K_BLOCKS:
+        head = (block - Q_BLOCKS) * BLOCK_HEADS + lane
         _turn(
             dk_ptr + wide_s * k_s + wide_b * k_b, dst_ptr + heads * DIM, k_head, DIM, head, head < groups,
             cos, -sin, HALF, REST, INTERLEAVED, BLOCK_HEADS, BLOCK_HALF, BLOCK_REST,
         )  # fmt: skip
     else:
-        head = (block - q_blocks - k_blocks) * BLOCK_HEADS + lane
+        head = (block - Q_BLOCKS - K_BLOCKS) * BLOCK_HEADS + lane
         channel = tl.arange(0, BLOCK_DIM)[None, :]
         valid = (head < groups)[:, None] & (channel < DIM)
         dv = tl.load(dv_ptr + wide_s * v_s + wide_b * v_b + (head * v_head)[:, None] + channel, mask=valid)
@@ -167,9 +167,10 @@ def _rotate(
     S, B, heads = shape
     half = cos.shape[1]
     config = head_config(heads, half, rest)
-    _rotary_kernel[(S * B * ceil_div(heads, config.block_heads),)](
+    blocks = ceil_div(heads, config.block_heads)
+    _rotary_kernel[(S * B * blocks,)](
         src, dst, cos, sin, positions, B, heads, cos.shape[0], *_strides(positions), *src_strides,
-        *dst_strides, inverse, interleaved, half, rest, config.block_heads, config.block_half,
+        *dst_strides, inverse, interleaved, half, rest, blocks, config.block_heads, config.block_half,
         config.block_rest, num_warps=config.num_warps,
     )  # fmt: skip
 
@@ -220,12 +221,12 @@ def merge_grad(
     dq, dk, dv = _unit_stride(dq), _unit_stride(dk), _unit_stride(dv)
     rest = dim - 2 * half
     config = head_config(groups, half, rest)
-    blocks = ceil_div(heads, config.block_heads) + 2 * ceil_div(groups, config.block_heads)
+    q_blocks, k_blocks = (ceil_div(n, config.block_heads) for n in (heads, groups))
     with on_device_of(dq):
-        _merge_grad_kernel[(S * B * blocks,)](
+        _merge_grad_kernel[(S * B * (q_blocks + 2 * k_blocks),)](
             dq, dk, dv, dqkv, cos, sin, positions, B, heads, groups, cos.shape[0], *_strides(positions),
             *dq.stride()[:3], *dk.stride()[:3], *dv.stride()[:3], interleaved, half, rest,
-            config.block_heads, config.block_half, config.block_rest, next_power_of_2(dim),
-            num_warps=config.num_warps,
+            q_blocks, k_blocks, config.block_heads, config.block_half, config.block_rest,
+            next_power_of_2(dim), num_warps=config.num_warps,
         )  # fmt: skip
     return dqkv
