@@ -126,10 +126,17 @@ def test_twenty_packings_compile_once(train: Any, monkeypatch: pytest.MonkeyPatc
 
 
 def test_recomputed_packed_blocks_are_the_same(train: Any) -> None:
-    """What a recomputed block needs of the packing - starts, angles - it is given again."""
+    """What a recomputed block needs of the packing - starts, angles - it is given again; to the last bit."""
     flags = "--packing --hidden-dropout 0.1 --attention-dropout 0.1 --position-embedding-type rope"
     full = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
-    assert train("again", f"{flags} {full}").losses == train("kept", flags).losses
+    modules = "--recompute-granularity selective --recompute-modules core_attn layernorm activation"
+    kept = train("kept", flags)
+    wanted = weights(kept)
+    for name, how in (("again", full), ("modules", modules)):
+        run = train(name, f"{flags} {how}")
+        saved = weights(run)
+        assert run.losses == kept.losses
+        assert all(torch.equal(saved[key], wanted[key]) for key in wanted), name
 
 
 @pytest.fixture

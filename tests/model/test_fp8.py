@@ -11,6 +11,7 @@ from redline.model import Fp8Gemms, fp8, fused_ops, local_ops
 from redline.model.fp8 import Fp8Gemm, Fp8Site
 from redline.model.fp8_blocks import BlockGemm
 from redline.model.modules import Linear
+from redline.plan.fp8 import gemm_sites
 from redline.precision import Fp8Spec, Fp8State
 
 SIZES = {"hidden": 32, "ffn": 48, "head_dim": 16, "num_heads": 4, "num_groups": 2, "vocab_size": 61}
@@ -188,6 +189,15 @@ def test_the_first_weight_gradient_of_a_step_is_written(kernel_device):
         batch = make_batch(model.shape, B=2, S=13, device=kernel_device, seed=seed)
         run_loss(model, batch).backward()
     assert all(torch.equal(each, wanted[name]) for name, each in gradients(model).items())
+
+
+def test_the_bytes_of_the_casts_are_those_of_the_formula(kernel_device):
+    """A byte a weight of the layers, two in both layouts, two of the head."""
+    model, gemms = model_in_fp8("llama", kernel_device, fused=True, head=True)
+    weights = sum(size_out * size_in for _, size_out, size_in in gemm_sites(model.shape))
+    assert gemms.copies_bytes == weights + 2 * model.head_weight.numel()
+    both = Fp8Gemms(model, gemms.state, fused=WITHOUT_LOGITS, keeps_transposed=True)
+    assert both.copies_bytes == 2 * weights
 
 
 def test_weights_are_cast_once_a_step(monkeypatch, kernel_device):

@@ -190,3 +190,14 @@ def test_progress_on_a_terminal(width):
     text = out.getvalue()
     assert "4/10" in text and "loss 3.0000" in text and "a line with [brackets]" in text
     assert ("MFU" in text) == (width == 100)
+
+
+def test_what_a_step_adds_stands_beside_the_sum_of_its_parts():
+    parts = {"weights": 1 << 30, "activations_mlp": 1 << 30, "workspace_loss": 3 << 30}
+    document = {
+        **DOCUMENT,
+        "predicted_memory": {"total": 5 << 30, "parts": parts},
+        "measured_memory": {"weights": 1 << 30, "activations_and_workspace": 7 << 30},
+    }
+    line = next(line for line in printed(document, 120).splitlines() if "activations and workspace" in line)
+    assert line.split()[-4:] == ["4.00", "GiB", "7.00", "GiB"]

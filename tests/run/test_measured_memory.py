@@ -24,7 +24,8 @@ def test_states_count_once_and_a_rank_its_own_shard(dtype: torch.dtype, ranks: i
         device="cpu",
         sharding=Sharding(rule=BucketRule(size=1000, ranks=ranks), states=ranks > 1),
     )
-    held = measured_memory(MemoryMeter(torch.device("cpu")), buffers)
+    held = measured_memory(MemoryMeter(torch.device("cpu")), buffers, {"fp8_copies": 7, "nothing": 0})
+    assert held.pop("fp8_copies") == 7 and "nothing" not in held
     own = NUMEL // ranks
     main = 0 if dtype == torch.float32 else 4 * own
     wanted = {"weights": NUMEL * dtype.itemsize, "main_params": main, "main_grads": 4 * NUMEL,

@@ -10,7 +10,7 @@ layout or both, and serves every microbatch. fp8_fused.py joins norm and activat
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -51,6 +51,9 @@ class SiteGemm(Protocol):
     state: Fp8State
     x: Scaling
     fresh: bool
+
+    @property
+    def casts(self) -> Sequence[Tensor]: ...
 
     def refresh(self) -> None: ...
 
@@ -98,6 +101,12 @@ class Fp8Gemm:
         if self.q_IO is not None:
             self.q_IO.copy_(q_IO)
         self.inverse.copy_(inverse)
+
+    @property
+    def casts(self) -> list[Tensor]:
+        """The copies that are held beside the weight."""
+        kept = [] if self.q_IO is None else [self.q_IO]
+        return kept if self.stored else [self.q_OI, *kept]
 
     def transposed(self) -> Tensor:
         """The weight [I, O]."""

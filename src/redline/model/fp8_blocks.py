@@ -33,6 +33,11 @@ class BlockGemm:
         with torch.no_grad():
             self.weights = tuple(torch.zeros_like(each) for each in self._cast_weight(kernel=False))
 
+    @property
+    def casts(self) -> tuple[Tensor, ...]:
+        """The copies that are held beside the weight, with their scales."""
+        return self.weights
+
     @torch.no_grad()
     def refresh(self) -> None:
         """Cast the weight anew, after an update of the parameters."""

@@ -145,6 +145,13 @@ class Fp8Gemms:
         self._return(values.get("bf16", ()))
 
     @property
+    def copies_bytes(self) -> int:
+        """Bytes of the casts of weights that are held beside the weights."""
+        casts = [cast for gemm in self.gemms.values() for cast in gemm.casts]
+        casts += [] if self.head is None else [self.head.q_VH, self.head.q_HV]
+        return sum(cast.nbytes for cast in casts)
+
+    @property
     def returned(self) -> list[str]:
         """The sites that run in bf16 because they saturated too often."""
         return [site for site in self.state.sites if site not in self.gemms]

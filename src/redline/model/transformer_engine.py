@@ -231,6 +231,7 @@ class EngineFp8:
     """
 
     returned: tuple[str, ...] = ()  # no site ever returns to bf16
+    copies_bytes = 0  # the modules keep casts of weights to themselves, and do not say how many
 
     def __init__(self, engine: Engine, model: Transformer, spec: Fp8Spec, ranks: ProcessGroup | None) -> None:
         self._engine, self.spec, self._ranks = engine, spec, ranks

@@ -178,8 +178,9 @@ def memory_table(predicted: Mapping[str, Any], measured: Mapping[str, int] | Non
             found = left.pop(name, None)
             table.add_row(name.replace("_", " "), format_bytes(num_bytes), _bytes_or_blank(found))
     for name, num_bytes in left.items():
-        if num_bytes:
-            table.add_row(name.replace("_", " "), "", format_bytes(num_bytes))
+        if num_bytes:  # of what a step adds, by part above, the measurement knows the sum
+            together = _added_by_a_step(predicted) if name == "activations_and_workspace" else None
+            table.add_row(name.replace("_", " "), _bytes_or_blank(together), format_bytes(num_bytes))
     if predicted or peak is not None:
         total = predicted.get("total")
         table.add_section()
@@ -187,6 +188,12 @@ def memory_table(predicted: Mapping[str, Any], measured: Mapping[str, int] | Non
     if predicted.get("host"):
         table.add_row("beside it in host memory", format_bytes(sum(predicted["host"].values())), "")
     return table
+
+
+def _added_by_a_step(predicted: Mapping[str, Any]) -> int | None:
+    """Predicted activations and workspace, together."""
+    parts: Mapping[str, int] = predicted.get("parts", {})
+    return sum(size for name, size in parts.items() if name.startswith(("activations", "workspace"))) or None
 
 
 def _bytes_or_blank(num_bytes: int | None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -88,10 +88,14 @@ def _max_rss() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def measured_memory(meter: MemoryMeter, buffers: FlatBuffers, stages_bytes: int = 0) -> dict[str, int]:
+def measured_memory(
+    meter: MemoryMeter, buffers: FlatBuffers, beside: Mapping[str, int] | None = None
+) -> dict[str, int]:
     """The peak by class: what is always held, by the size of its buffers, and what a step adds to it.
 
-    Optimizer states that a GPU has in host memory do not count, but the `stages_bytes` they pass through.
+    Args:
+        beside: what is held all the time in no flat buffer, by class: casts of weights, and the room through
+            which optimizer states pass that a GPU has in host memory (those states themselves do not count).
 
     On a GPU also what the allocator keeps in reserve beside the peak. On a CPU the peak is the growth of the
     process, so that "activations and workspace" is what remains of that.
@@ -108,8 +112,7 @@ def measured_memory(meter: MemoryMeter, buffers: FlatBuffers, stages_bytes: int 
         found = {flat.untyped_storage().data_ptr(): flat.untyped_storage().nbytes() for flat in flats}
         held[name] = sum(size for place, size in found.items() if place not in seen)
         seen |= found.keys()
-    if stages_bytes:
-        held["optimizer_stages"] = stages_bytes
+    held |= {name: size for name, size in (beside or {}).items() if size}
     peak = meter.peak_bytes()
     held["activations_and_workspace"] = max(0, peak - sum(held.values()))
     if meter.device.type == "cuda":

@@ -82,7 +82,12 @@ def summarize(
         },
         extra={
             "measured_memory": measured_memory(
-                run.meter, state.optimizer.buffers, state.optimizer.adam.away.stages_bytes
+                run.meter,
+                state.optimizer.buffers,
+                {
+                    "optimizer_stages": state.optimizer.adam.away.stages_bytes,
+                    "fp8_copies": state.fp8.copies_bytes if state.fp8 is not None else 0,
+                },
             )
             if statistics.steps
             else None,
