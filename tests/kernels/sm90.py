@@ -57,6 +57,8 @@ NORM_B = {
     "dx": "bf16",
     "dweight": "fp32",
 }
+LOSS = {"logits": "bf16", "labels": "i64", "weights": "fp32"}
+LOSS_ROW = {"SMOOTHED": True, "WEIGHTED": True, "LANES": 256, "WIDTH": 8}  # a label's logit is read alone
 STRIP = {"dy": "bf16", "x": "bf16", "bias": "bf16", "dx": "bf16", "partial": "fp32"}
 DRAW = {"key": "i64", "iteration": "i64", "sample": "i64"}
 TABLE = {"cos": "fp32", "sin": "fp32"}
@@ -204,8 +206,18 @@ KERNELS = (
         8,
     ),
     Kernel(
+        "cross_entropy.kernel:_loss_kernel", LOSS | {"loss": "fp32", "lse": "fp32"}, LOSS_ROW, 8, wide=False
+    ),
+    Kernel("cross_entropy.kernel:_statistics_kernel", LOSS | {"out": "fp32"}, LOSS_ROW, 8, wide=False),
+    Kernel(
+        "cross_entropy.kernel:_gradient_kernel",
+        LOSS | {"grad": "bf16", "lse": "fp32", "upstream": "fp32"},
+        {"WEIGHTED": True, "BLOCK": 4096},
+        8,
+    ),
+    Kernel(
         "linear_cross_entropy.kernel:_loss_and_gradient_kernel",
-        {"logits": "bf16", "labels": "i64", "weights": "fp32", "loss": "fp32", "lse": "fp32"},
+        LOSS | {"loss": "fp32", "lse": "fp32"},
         {
             "SMOOTHED": False,
             "WEIGHTED": True,

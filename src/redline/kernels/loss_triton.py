@@ -57,11 +57,12 @@ def token_and_weight(labels_ptr, weights_ptr, row, WEIGHTED: tl.constexpr):
 @triton.jit
 def row_statistics(
     row_ptr, num_columns, vocab_size, LOGIT_SUM: tl.constexpr, LANES: tl.constexpr, WIDTH: tl.constexpr,
-    CACHE: tl.constexpr = "",
+    CACHE: tl.constexpr,
 ):  # fmt: skip
     """(max, sum of exp(x - max), sum of x) over a row's first `vocab_size` columns; (-inf, 0, 0) of none.
 
-    CACHE is the eviction policy of what is read.
+    CACHE is the eviction policy of what is read, "" for the hardware's own; every caller names it, as Triton
+    3.6 compiles no default of a string.
     """
     tile = tl.arange(0, LANES)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
     peak = tl.full([LANES], -float("inf"), tl.float32)

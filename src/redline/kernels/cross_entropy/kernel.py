@@ -44,7 +44,7 @@ def _loss_kernel(
     lse = 0.0
     if weight != 0.0:
         row_ptr = logits_ptr + row * row_stride
-        peak, total, logit_sum = row_statistics(row_ptr, num_columns, vocab_size, SMOOTHED, LANES, WIDTH)
+        peak, total, logit_sum = row_statistics(row_ptr, num_columns, vocab_size, SMOOTHED, LANES, WIDTH, "")
         lse = peak + tl.log(total)
         loss = lse - label_share * label_logit(row_ptr, label, 0, vocab_size, vocab_size)
         if SMOOTHED:
@@ -68,7 +68,7 @@ def _statistics_kernel(
     logit_sum = 0.0
     if weight != 0.0:
         row_ptr = logits_ptr + row * row_stride
-        peak, total, logit_sum = row_statistics(row_ptr, num_columns, num_local, SMOOTHED, LANES, WIDTH)
+        peak, total, logit_sum = row_statistics(row_ptr, num_columns, num_local, SMOOTHED, LANES, WIDTH, "")
         target = label_logit(row_ptr, label, vocab_start, num_local, vocab_size)
     tl.store(out_ptr + row, peak)
     tl.store(out_ptr + num_rows + row, total)
