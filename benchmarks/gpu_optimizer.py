@@ -4,8 +4,8 @@
 
 `steps`: llama3.2-1b, 4 microbatches a step, one case after the other; between two runs of the first, as cards
 grow slower warm. `whole`: the 8B model, states in host memory. The time that a plan foresees for the way
-stands beside what the step took longer, and the losses beside those of the first case: in host memory they
-must be the same. OUT.json grows by a record a case.
+stands beside what the step took longer. (That states in host memory change no bit is tested: cuDNN's
+attention alone makes the losses of two such runs differ.) OUT.json grows by a record a case.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def main() -> None:
     """Run a stage, and print a line a case."""
     stage, out = sys.argv[1:]
     found: list[dict[str, Any]] = []
-    print("| flags | step s | longer s | foreseen | peak GiB | predicted | losses as first |", flush=True)
-    print("| --- | --- | --- | --- | --- | --- | --- |", flush=True)
+    print("| flags | step s | longer s | foreseen | peak GiB | predicted |", flush=True)
+    print("| --- | --- | --- | --- | --- | --- |", flush=True)
     for words in STAGES[stage]:
         found.append(record := measure(words, steps=4, warmup=2))
         about = {"case": f"optimizer-{stage}", **provenance("cuda", os.environ.get("COMMIT"))}
@@ -55,8 +55,7 @@ def main() -> None:
         gib = [record[name] / 2**30 for name in ("measured", "predicted")]
         print(
             f"| {flags} | {record['step_s']:.3f} | {record['step_s'] - first['step_s']:+.3f} | "
-            f"{foreseen[0] if foreseen else ''} | {gib[0]:.2f} | {gib[1]:.2f} | "
-            f"{record['losses'] == first['losses']} |",
+            f"{foreseen[0] if foreseen else ''} | {gib[0]:.2f} | {gib[1]:.2f} |",
             flush=True,
         )
 
