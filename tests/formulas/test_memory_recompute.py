@@ -69,6 +69,9 @@ def test_dropping_never_keeps_more(choice, attention, fused):
     table = activation_table(LLAMA3_8B, less)
     ends = [*saved_by_embedding(LLAMA3_8B, less), *saved_by_head(LLAMA3_8B, less)]
     assert sum(times * held.num_bytes for times, held in table) == kept + total_bytes(ends)
+    stage = training_memory(LLAMA3_8B, less, StateDtypes()).fullest  # what it holds when forward has ended
+    ended = stage.moments["forward"] - sum(stage.state.values()) - stage.workspace["library"]
+    assert ended == kept + total_bytes(ends) and stage.moments["forward"] < stage.total
     needed = [training_memory(LLAMA3_8B, each, StateDtypes()).total for each in (less, run)]
     assert needed[0] < needed[1]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,6 +32,9 @@ from redline.model import DropoutState, Transformer, dropout_keys, init_paramete
 from redline.model.rope import rope_table
 from redline.optim import FlatBuffers
 from redline.precision import make_recipe
+from redline.run.memory import MemoryMeter
+
+from .tiny import opened, take_steps
 
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 BUFFERS = {
@@ -291,3 +295,17 @@ def test_nothing_is_left_out_silently() -> None:
     }
     parts = {name: {each.part for each in held} for name, held in lines.items()}
     assert parts == {"embedding": {"embedding"}, "layer": {"attention", "mlp"}, "head": {"head"}}
+
+
+def test_memory_is_read_once_every_forward_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the forward and the backward of each microbatch: two of them a step."""
+    seen: list[bool] = []
+
+    def look(meter: MemoryMeter) -> None:
+        grads = [param.main_grad for param in run.state.model.parameters()]
+        seen.append(any(bool(grad.count_nonzero()) for grad in grads))
+
+    monkeypatch.setattr(MemoryMeter, "after_forward", look)
+    run = opened(tmp_path, {"micro_batch_size": 1, "global_batch_size": 2, "train_iters": 3})
+    take_steps(run, 2)
+    assert seen == [False, True] * 2, "gradients are there from the first backward on"

@@ -12,6 +12,14 @@ from redline.formulas.recompute import NOTHING, full, selective
 from redline.model import offload
 
 
+@pytest.fixture(autouse=True)
+def sums_in_one_order():
+    """The plain embedding's gradient adds its rows on a GPU in any order, which differs from run to run."""
+    torch.use_deterministic_algorithms(True, warn_only=True)  # cuBLAS warns without a variable of its own
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
 def trained(shape, device, **options):
     """(losses, gradients) of two microbatches, both forwards before both backwards."""
     model = make_model(shape, torch.float32, device, main_grad=torch.float32, **options)

@@ -201,3 +201,10 @@ def test_what_a_step_adds_stands_beside_the_sum_of_its_parts():
     }
     line = next(line for line in printed(document, 120).splitlines() if "activations and workspace" in line)
     assert line.split()[-4:] == ["4.00", "GiB", "7.00", "GiB"]
+
+
+def test_what_is_held_after_the_forward_pass_is_compared_too():
+    predicted = {"total": 5 << 30, "parts": {}, "moments": {"forward": 3 << 30}}
+    document = {**DOCUMENT, "predicted_memory": predicted, "measured_after_forward": 2 << 30}
+    line = next(line for line in printed(document, 120).splitlines() if "after the forward pass" in line)
+    assert line.split()[-4:] == ["3.00", "GiB", "2.00", "GiB"]

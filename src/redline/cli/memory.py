@@ -88,6 +88,7 @@ def comparison(plan: Plan, run: Mapping[str, Any]) -> dict[str, Any]:
         "measured_peak_bytes": peak,
         "measured": run.get("measured_memory"),
         "measure": run.get("memory_measure"),
+        "measured_after_forward": run.get("measured_after_forward"),
         "predicted_by_the_run": (run.get("predicted_memory") or {}).get("total"),
         "predicted_over_measured": plan.memory.total / peak if peak else None,
     }
@@ -118,7 +119,8 @@ def _print_against(plan: Plan, run: Mapping[str, Any]) -> None:
     from redline.report.text import memory_table
 
     peak = run.get("measured_memory_bytes")
-    table = memory_table(plan.memory.as_dict(), run.get("measured_memory"), peak)
+    after_forward = run.get("measured_after_forward")
+    table = memory_table(plan.memory.as_dict(), run.get("measured_memory"), peak, after_forward)
     table.title = f"against the run {run['name']}"
     if peak:
         table.add_row("predicted / measured", f"{plan.memory.total / peak:.3f}", "")

@@ -55,7 +55,7 @@ class StageMemory:
         activations: saved for backward at the peak, by part of the model.
         workspace: needed for a moment at the peak, by what it is.
         peak_at: the moment of the peak: "loss", "mlp", "attention" or "optimizer".
-        moments: bytes of every moment, state included.
+        moments: bytes of every moment, state included; "forward": when it has ended, never more than "loss".
         fragmentation, context: expected on top; not part of `total`.
         host: of the state what is in host memory, by tensor class; not part of `total` either.
     """
@@ -153,6 +153,7 @@ def training_memory(shape: ModelShape, run: MicrobatchShape, dtypes: StateDtypes
         "mlp": (embedding + mlp[0], mlp[1]),
         "attention": (embedding + attention[0], attention[1]),
         "optimizer": ((), (Held("head", "optimizer", "staging", _optimizer_scratch(elements, dtypes, run)),)),
+        "forward": (embedding + saved_by_layers(shape, run) + head, ()),
     }
     library = LIBRARY_WORKSPACE[run.device]
     held = sum(state.values()) + library

@@ -150,7 +150,7 @@ def _fp8(rows: Iterable[Mapping[str, Any]]) -> Table:
 def _memory(document: Mapping[str, Any]) -> Table:
     predicted = document.get("predicted_memory") or {}
     measured, peak = document.get("measured_memory") or {}, document.get("measured_memory_bytes")
-    table = memory_table(predicted, measured, peak)
+    table = memory_table(predicted, measured, peak, document.get("measured_after_forward"))
     if peak is not None:
         how = f" ({document['memory_measure']})" if document.get("memory_measure") else ""
         table.caption = f"measured{how}"
@@ -160,13 +160,19 @@ def _memory(document: Mapping[str, Any]) -> Table:
     return table
 
 
-def memory_table(predicted: Mapping[str, Any], measured: Mapping[str, int] | None, peak: int | None) -> Table:
+def memory_table(
+    predicted: Mapping[str, Any],
+    measured: Mapping[str, int] | None,
+    peak: int | None,
+    after_forward: int | None = None,
+) -> Table:
     """Prediction and measurement by class, side by side.
 
     Args:
         predicted: StageMemory.as_dict().
         measured: bytes by class of a run; the classes that a step adds come as one sum.
         peak: measured in all.
+        after_forward: measured when a forward pass had ended.
     """
     table = new_table("memory")
     table.add_column("class")
@@ -185,6 +191,9 @@ def memory_table(predicted: Mapping[str, Any], measured: Mapping[str, int] | Non
         total = predicted.get("total")
         table.add_section()
         table.add_row("peak", _bytes_or_blank(total), _bytes_or_blank(peak), style="bold")
+    if after_forward is not None:
+        then = predicted.get("moments", {}).get("forward")
+        table.add_row("after the forward pass", _bytes_or_blank(then), format_bytes(after_forward))
     if predicted.get("host"):
         table.add_row("beside it in host memory", format_bytes(sum(predicted["host"].values())), "")
     return table

@@ -36,10 +36,15 @@ class MemoryMeter:
 
     On a GPU: what PyTorch's allocator handed out. On a CPU, which has no such counter: growth of the
     process's resident size, so whatever else the process does in that time is counted too.
+
+    Attributes:
+        forward_bytes: the most that was in use when a forward pass had ended, all saved for its backward; 0
+            where that was not counted.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self.forward_bytes = 0
         if device.type == "cuda":
             self.measure = "peak allocated by PyTorch on the GPU"
             return
@@ -49,10 +54,16 @@ class MemoryMeter:
 
     def forget_peak(self) -> None:
         """Count the peak from now on: drawing weights and loading files need memory that steps do not."""
+        self.forward_bytes = 0
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         elif self._resets:
             _reset_peak()
+
+    def after_forward(self) -> None:
+        """Note what is in use: to be called when a forward pass has ended. A counter of the host is read."""
+        if self.device.type == "cuda":
+            self.forward_bytes = max(self.forward_bytes, torch.cuda.memory_allocated(self.device))
 
     def peak_bytes(self) -> int:
         """The most that was in use at once."""

@@ -110,6 +110,7 @@ class OpenRun:
             say=self.say,
             dp=self.groups.dp,
             progress=self.progress,
+            after_forward=self.meter.after_forward,
         )
 
     def close(self) -> None:

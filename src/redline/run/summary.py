@@ -91,6 +91,7 @@ def summarize(
             )
             if statistics.steps
             else None,
+            "measured_after_forward": run.meter.forward_bytes or None,
             "nonfinite_steps": state.nonfinite_steps,
             "world_size": run.groups.world.size,
             "ranks": ranks and ranks.as_dict(),

@@ -66,6 +66,7 @@ class TrainStep:
         say: told when that is done, and when a GEMM returns from fp8 to bf16.
         z_loss: weight of the squared log-partition in the loss that is trained on.
         fp8_stats_interval: steps between those that count what casts to fp8 lose; None: never.
+        after_forward: called between the forward and the backward of each microbatch (of a CUDA graph: once).
     """
 
     def __init__(
@@ -82,10 +83,12 @@ class TrainStep:
         z_loss: float = 0.0,
         fp8_stats_interval: int | None = None,
         say: Callable[[str], object] = lambda _: None,
+        after_forward: Callable[[], object] = lambda: None,
     ) -> None:
         self.state, self.schedules, self.device = state, schedules, device
         self._empty_cache_level = empty_cache_level
         self._fp8_stats_interval, self._say = fp8_stats_interval, say
+        self._after_forward = after_forward
         self._dp, self._progress = dp or Group(), progress or Progress()
         shape = state.shape
         drops = shape.hidden_dropout > 0 or shape.attention_dropout > 0
@@ -186,6 +189,7 @@ class TrainStep:
         """Forward and backward of one microbatch on the device; returns its share of the loss."""
         z = self._z_loss, self._z_total
         loss = microbatch_loss(self.state.model, batch, weight, self._dropout(batch, iteration), *z)
+        self._after_forward()
         loss.backward()
         return loss.detach()
 
