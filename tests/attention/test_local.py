@@ -36,7 +36,7 @@ def results(attention, dtype, S, B, N, G, D, mask, *, sink=None, **options):
     qkv = draw(S, B, (N + 2 * G) * D).bfloat16().to(DEVICE, dtype).requires_grad_()
     grad = draw(S, B, N, D).bfloat16().to(DEVICE, dtype)
     if sink is not None:
-        sink = sink.to(DEVICE, dtype).requires_grad_()
+        sink = sink.to(DEVICE, torch.promote_types(dtype, torch.float32)).requires_grad_()  # as in a model
     parts = (part.unflatten(-1, (-1, D)) for part in qkv.split((N * D, G * D, G * D), dim=-1))
     out = attention(*parts, mask, softmax_scale=SCALE, sink_N=sink, **options)
     out.backward(grad)
@@ -49,7 +49,11 @@ def check(S, B, N, G, D, mask, dtype=torch.float32, ulps=8.0, **options):
     plain = results(unfused_attention, dtype, S, B, N, G, D, mask, **options)
     local = results(local_attention, dtype, S, B, N, G, D, mask, **options)
     for what, *three in zip(WHAT, local, plain, exact, strict=False):
-        assert_no_worse(*three, what=what, ulps=ulps)
+        if what == "dsink" and dtype.itemsize == 2:  # made of the output as it is kept: rounded to 16 bits
+            error, size = (three[0] - three[2]).norm(), three[2].norm()
+            assert error <= torch.finfo(dtype).eps * size, f"dsink: error {error:.3e} (size {size:.3e})"
+        else:
+            assert_no_worse(*three, what=what, ulps=ulps)
 
 
 def ends(lengths, spare=1):
@@ -280,5 +284,6 @@ def test_more_elements_than_31_bits_count():
     with torch.no_grad():
         out = local_attention(q, k.expand(-1, -1, 1, -1), k, mask, softmax_scale=SCALE)
         tail = slice(S - 512, S)
-        want = unfused_attention(q[tail, :, -1:], k[tail], k[tail], mask, softmax_scale=SCALE)
-    torch.testing.assert_close(out[S - 256 :, :, -1:], want[256:], rtol=0.02, atol=0.02)
+        parts = (x[tail].float() for x in (q[:, :, -1:], k, k))  # in bf16 the plain scores are off by 0.1
+        want = unfused_attention(*parts, mask, softmax_scale=SCALE)
+    torch.testing.assert_close(out[S - 256 :, :, -1:].float(), want[256:], rtol=0.02, atol=0.02)

@@ -2,8 +2,9 @@
 
 The numbers for 16-bit input on Hopper follow from its registers: a warp group holds 64 rows of a product, so
 128 rows by 128 columns over two groups take 64 registers a thread, beside as many for an output of 128
-channels. (Warp specialisation is not used: for Hopper, Triton 3.6 fails to compile these kernels with it, or
-leaves them as they are.)
+channels. The forward of 128 channels is faster in small programs, two on a multiprocessor: one takes
+exponentials while the other multiplies (556 TFLOP/s against 429, on an H200). Warp specialisation is not
+used: for Hopper, Triton 3.6 fails to compile these kernels with it, or leaves them as they are.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Launch:
 # By the power of 2 that holds a head, for 2-byte input; first, where a program has 227 KiB of shared memory.
 _LARGE = {
     64: (Tiles(128, 128, 8, 3), Tiles(128, 64, 8, 3), Tiles(64, 128, 8, 3)),
-    128: (Tiles(128, 128, 8, 2), Tiles(128, 64, 8, 3), Tiles(64, 128, 8, 2)),
+    128: (Tiles(64, 64, 4, 3), Tiles(128, 64, 8, 3), Tiles(64, 128, 8, 2)),
     256: (Tiles(128, 64, 8, 2), Tiles(64, 64, 8, 2), Tiles(32, 64, 8, 2)),
 }
 _SMALL = {
