@@ -61,6 +61,7 @@ def test_modules_of_nvidias_package_by_name():
     """Beside them every operator runs as under fused; where they cannot run, nothing runs in their stead."""
     found = choose(transformer_impl="transformer_engine")
     assert found.fused == ALL and found.choices[0].ran == "transformer_engine"
+    assert "bias-swiglu-fusion" not in ran(found)  # the activation is one of its modules'
     missing = replace(GPU, why_no_engine="the package transformer-engine is not installed")
     for conditions in (missing, CPU, replace(GPU, precision="fp64")):
         with pytest.raises(ConfigError) as caught:

@@ -87,6 +87,8 @@ def choose_kernels(config: KernelsConfig, shape: ModelShape, at: Conditions) -> 
         runs = asked is not False and reason is None
         if runs:
             fused.update(switch.operators)
+        if whole.ran == "transformer_engine" and switch.operators == ("activation",):
+            continue  # it is inside the package's MLP, which keeps what the fused one keeps
         why = _why(switch, asked, reason)
         choices.append(_choice(switch, asked, ("fused" if runs else "local"), why))
     if whole.ran != "local":
