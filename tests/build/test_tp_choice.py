@@ -78,6 +78,19 @@ def test_what_is_switched_off_is_neither_measured_nor_joined(timed: list[Sites])
     )
 
 
+def test_what_hides_nothing_in_backward_claims_nothing(timed: list[Sites]) -> None:
+    _, choices = axis("--no-tp-comm-bulk-dgrad --no-tp-comm-bulk-wgrad")
+    assert choices["tp-comm-overlap, backward"] == "in the open: switched off"
+    with pytest.raises(ConfigError, match="--tp-comm-overlap-rs-dgrad has no effect without"):
+        axis("--tp-comm-overlap-rs-dgrad --no-tp-comm-overlap-rs")
+
+
+@pytest.mark.parametrize("words", ["plain", "pushed", "symmetric"])
+def test_pieces_of_what_is_not_cut_are_refused(words: str) -> None:
+    with pytest.raises(ConfigError, match="--tp-comm-overlap-chunks 4 has no effect without"):
+        axis(f"--tp-comm-overlap-method {words} --tp-comm-overlap-chunks 4")
+
+
 @pytest.mark.parametrize("method", ["pushed", "symmetric"])
 def test_a_method_that_cannot_run_is_refused_with_its_reason(method: str) -> None:
     with pytest.raises(ConfigError, match=f"(?s){method} cannot run here.*NVLink"):

@@ -15,6 +15,10 @@ SHARDED = "--use-distributed-optimizer"
 BASE = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --train-iters 100"
 ROPE = "--position-embedding-type rope"
 
+WIDE_SUM = f"{SHARDED} --bf16 --grad-reduce-in-bf16 --ddp-reduce-scatter-with-fp32-accumulation"
+TP_OVERLAP = "--tensor-model-parallel-size 2 --sequence-parallel --tp-comm-overlap"
+CHUNKS = f"{TP_OVERLAP} --micro-batch-size 1 --seq-length 32 --tp-comm-overlap-chunks"
+
 # rule -> [(words that break it, words that do not)]
 TE = "--transformer-impl transformer_engine"
 CASES: dict[str, list[tuple[str, str]]] = {
@@ -56,6 +60,23 @@ CASES: dict[str, list[tuple[str, str]]] = {
         ("--tokenizer-type ByteTokenizer --eod-token x", "--tokenizer-model t --eod-token x"),
     ],
     "length-stated": [("--train-iters none", "--train-iters none --train-samples 9")],
+    "wide-sum-and-instances": [
+        (
+            f"{WIDE_SUM} --num-distributed-optimizer-instances 2",
+            "--use-distributed-optimizer --num-distributed-optimizer-instances 2",
+        )
+    ],
+    "chunks-of-rows": [
+        (f"{CHUNKS} 17", f"{CHUNKS} 16"),
+        (f"{CHUNKS} 7", f"{CHUNKS} 6"),
+    ],
+    "straggler-and-joined-gemms": [
+        (f"{TP_OVERLAP} --log-straggler", f"{TP_OVERLAP} --tp-comm-overlap-method chunked --log-straggler"),
+        (
+            "--tensor-model-parallel-size 2 --use-torch-compile --log-straggler",
+            "--use-torch-compile --log-straggler",
+        ),
+    ],
     "graphs-and-ranks": [("--cuda-graph --use-distributed-optimizer", "--cuda-graph")],
     "graphs-and-fp8": [("--cuda-graph --fp8", "--cuda-graph --bf16")],
     "graphs-and-tp": [("--cuda-graph --tensor-model-parallel-size 2", "--cuda-graph")],

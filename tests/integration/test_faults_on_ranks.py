@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import random
 import time
@@ -17,8 +18,10 @@ from torch import Tensor
 
 from redline.checkpoint import save_checkpoint
 from redline.comm import Collectives
+from redline.comm.transport import _WideSum
 from redline.config import Environment
 from redline.optim import Optimizer
+from redline.optim.flat import FlatBuffers
 from redline.optim.reduce import GradReducer
 from redline.optim.shared import SharedParameters
 from redline.run import OpenRun, open_run
@@ -44,6 +47,57 @@ def save(run: OpenRun, folder: Path) -> None:
     values = checkpoint_values(run.config, run.plan.shape, run.schedules, run.state)
     group = run.groups.control.handle
     save_checkpoint(folder, run.state.iteration, run.state.tensors(), values, group=group)
+
+
+def test_b114_nan_in_a_copy_that_another_rank_measures_skips_the_step() -> None:
+    """Both tensor-parallel ranks hold a norm's whole gradient, and the first answers for it in sums."""
+    values = {**BASE, "tensor_model_parallel_size": 2, "nonfinite_action": "skip", "train_iters": 2}
+    name, sum_partial = "layers.0.attention.norm.weight", SharedParameters.sum_partial
+
+    def work(environment: Environment) -> tuple[list[tuple[bool, str | None]], bool]:
+        run = opened(values, environment)
+
+        def spoiled(shared: SharedParameters, buffers: FlatBuffers) -> None:
+            sum_partial(shared, buffers)
+            if environment.rank == 1 and run.state.iteration == 0:
+                buffers.views("main_grad")[name].fill_(math.nan)
+
+        SharedParameters.sum_partial = spoiled  # type: ignore[method-assign]
+        steps = take_steps(run)
+        sound = bool(run.state.optimizer.buffers.views("param")[name].isfinite().all())
+        run.close()
+        return [(step.result.applied, step.result.bad_parameter) for step in steps], sound
+
+    for steps, sound in on_ranks(2, work):
+        assert steps == [(False, name), (True, None)] and sound
+
+
+def test_what_a_wide_sum_receives_is_foreseen_and_freed() -> None:
+    """It lies beside the gradients until it is added to them, and not from step to step."""
+    bf16 = {"fp64": False, "bf16": True, "grad_reduce_in_bf16": True, "train_iters": 3}
+    values = {**SHARDED, **bf16, "ddp_reduce_scatter_with_fp32_accumulation": True}
+
+    def received() -> int:
+        return sum(each._parts.nbytes for each in gc.get_objects() if type(each) is _WideSum)
+
+    def work(environment: Environment) -> tuple[int, int, int, int]:
+        run, most, wait = opened(values, environment), [], _WideSum.wait
+
+        def watched(self: _WideSum) -> None:
+            most.append(received())
+            wait(self)
+
+        _WideSum.wait = watched  # type: ignore[method-assign]
+        take_steps(run)
+        memory, left = run.plan.memory.fullest, received()
+        held = sum(memory.state.values()) + memory.workspace["library"]
+        grads = sum(flat.nbytes for flat in run.state.optimizer.buffers.flat("main_grad"))
+        run.close()
+        return max(most), left, memory.moments["reduction"] - held, grads
+
+    for most, left, foreseen, grads in on_ranks(2, work):
+        assert most == grads and left == 0
+        assert foreseen == pytest.approx(grads, rel=0.03)
 
 
 @pytest.mark.parametrize("values", [SHARDED, TP], ids=["sharded", "tp"])

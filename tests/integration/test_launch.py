@@ -28,7 +28,7 @@ from redline.run.resume import checkpoint_values
 
 from .conftest import TINY
 from .ranks import merged, on_ranks, state_of
-from .tiny import parsed, take_steps
+from .tiny import opened, parsed, take_steps
 
 FP64 = {"fp64": True, "micro_batch_size": 1}
 SOURCE = str(Path(redline.__file__).parents[1])  # what the launched processes import is what is tested
@@ -202,10 +202,25 @@ def test_a_mistake_in_the_batch_is_refused_before_anything_is_written(tmp_path: 
     assert not (tmp_path / "run").exists()
 
 
-def test_what_every_rank_finds_wrong_is_told_by_one() -> None:
+PUSHED = {
+    "tensor_model_parallel_size": 2,
+    "sequence_parallel": True,
+    "tp_comm_overlap": True,
+    "tp_comm_overlap_method": "pushed",
+}
+
+
+@pytest.mark.parametrize(
+    ("values", "what"),
+    [
+        ({"micro_batch_size": 4}, "cannot be split"),
+        (PUSHED, "pushed cannot run here"),
+    ],
+)
+def test_what_every_rank_finds_wrong_is_told_by_one(values: dict[str, Any], what: str) -> None:
     def work(environment: Environment) -> bool:
-        with pytest.raises(ConfigError, match="cannot be split") as caught:
-            open_run(parsed({**FP64, "micro_batch_size": 4}), environment, lambda _: None)
+        with pytest.raises(ConfigError, match=what) as caught:
+            open_run(parsed({**FP64, **values}), environment, lambda _: None)
         return caught.value.everywhere
 
     assert on_ranks(2, work) == [True, True]
@@ -217,6 +232,16 @@ def test_another_number_of_processes_than_were_started(monkeypatch: pytest.Monke
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match="--nproc-per-node 3 does not fit the 2 processes"):
         train_main([*TINY.split(), "--nproc-per-node", "3"])
+
+
+def test_options_of_what_one_process_does_not_send_are_said_to_be_idle(tmp_path: Path) -> None:
+    said: list[str] = []
+    opened(tmp_path, {**FP64, "ddp_bucket_size": 3000, "overlap_grad_reduce": True}, said.append)
+    (idle,) = [line for line in said if "nothing to do" in line]
+    assert idle.startswith("--overlap-grad-reduce, --ddp-bucket-size: one data-parallel process")
+    said.clear()
+    opened(tmp_path, {**FP64, "overlap_grad_reduce": False}, said.append)
+    assert not any("nothing to do" in line for line in said)
 
 
 def test_ranks_without_a_place_to_meet_are_refused() -> None:

@@ -22,6 +22,7 @@ from .tiny import parsed
 pytestmark = pytest.mark.usefixtures("no_measuring")
 SLOWER_S = 0.1
 SHARDED = {"use_distributed_optimizer": True, "ddp_bucket_size": 3000}
+TP = {"tensor_model_parallel_size": 2, "make_vocab_size_divisible_by": 2, "global_batch_size": 2}
 VALUES = {"fp64": True, "micro_batch_size": 1, "train_iters": 8, "eval_iters": 0, "log_interval": 5}
 
 
@@ -54,7 +55,13 @@ def run_with_slow_rank(where: str, slow: int, folder: Path, values: dict[str, An
 
 
 @pytest.mark.parametrize(
-    ("where", "slow", "values"), [("forward", 1, SHARDED), ("data", 0, {"num_workers": 0})]
+    ("where", "slow", "values"),
+    [
+        ("forward", 1, SHARDED),
+        ("data", 0, {"num_workers": 0}),
+        ("forward", 0, TP),  # the ranks meet in every layer, and wait there
+        ("forward", 1, TP | {"sequence_parallel": True}),
+    ],
 )
 def test_the_slow_rank_is_named(where: str, slow: int, values: dict[str, Any], tmp_path: Path) -> None:
     """Of two microbatches a step: what holds the rank up, at least; the other's wait is not its own."""

@@ -86,6 +86,16 @@ def test_the_user_wins_and_all_is_recorded(
     assert os.environ == {**ranks, **settings}
 
 
+def test_what_torch_elastic_sets_is_not_told_as_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "here", "MASTER_PORT": "1"}
+    elastic = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
+    monkeypatch.setattr(os, "environ", {**ranks, **elastic})
+    assert set_communication(config_of("--mock-data"), read_environment()) == ()
+    monkeypatch.setitem(os.environ, "TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+    (choice,) = set_communication(config_of("--mock-data"), read_environment())
+    assert choice.ran == "TORCH_NCCL_ASYNC_ERROR_HANDLING=0 (as found)"
+
+
 def test_one_process_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "environ", {})
     assert set_communication(config_of("--mock-data --deterministic-mode"), Environment()) == ()

@@ -139,6 +139,34 @@ def test_ranks():
         plan(world_size=3)
 
 
+@pytest.mark.parametrize(
+    ("instances", "states", "gradients"),
+    [
+        (1, "sharded", "reduce-scatter: sent during the backward pass"),
+        (
+            2,
+            "sharded",
+            "reduce-scatter, then all-reduce across instances: "
+            "sent during the backward pass, across after it",
+        ),
+        (4, "replicated", "all-reduce: sent after the backward pass"),
+    ],
+)
+def test_instances_say_what_they_send_and_when(instances, states, gradients):
+    """Sums across instances wait for the end of backward; instances of one rank share nothing."""
+    made = plan(
+        world_size=4,
+        use_distributed_optimizer=True,
+        num_distributed_optimizer_instances=instances,
+        global_batch_size=4,
+        micro_batch_size=1,
+    )
+    found = {choice.what: choice for choice in made.data_parallel.choices}
+    assert found["optimizer-states"].ran == states
+    grads = found["gradients"]
+    assert f"{grads.ran}: {grads.why.split(' elements, ')[1]}" == gradients
+
+
 def test_a_run_has_a_length():
     with pytest.raises(ConfigError, match="length-stated"):
         plan(train_iters=None)

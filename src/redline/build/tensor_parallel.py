@@ -135,5 +135,6 @@ def _bulk(overlap: OverlapConfig) -> Choice:
         behind["gradient scattered with dgrad"] = True
     else:
         behind["gradient scattered behind wgrad"] = overlap.tp_comm_bulk_dgrad
-    ran = "; ".join(what for what, on in behind.items() if on) or "in the open"
-    return Choice("tp-comm-overlap, backward", "as asked", ran, "the GEMM of one gradient hides the other's")
+    ran = "; ".join(what for what, on in behind.items() if on)
+    why = "the GEMM of one gradient hides the other's" if ran else "switched off"
+    return Choice("tp-comm-overlap, backward", "as asked", ran or "in the open", why)

@@ -19,8 +19,7 @@ Stretch = tuple[Mark, Mark]
 class Pace:
     """A stopwatch of one rank; on a GPU it runs on the stream that computes, and nobody waits for it.
 
-    Tensor-parallel ranks meet in every layer, and their waits there are not told from work: where one of them
-    is slow, all of its group are.
+    Waits for others inside the stretch are left out, those of tensor-parallel layers too.
 
     Args:
         device: that computes.

@@ -90,7 +90,11 @@ class OverlapConfig(Section):
         help="How: in pieces, or over NVLink by copies or symmetric memory; auto: the fastest measured.",
     )
     tp_comm_overlap_chunks: int | None = flag(
-        None, own=True, at_least=1, needs=TP_COMM, help="Pieces of each collective; unset: measured, or 2."
+        None,
+        own=True,
+        at_least=1,
+        needs={**TP_COMM, "tp_comm_overlap_method": ("auto", "chunked")},
+        help="Pieces of each collective; unset: measured, or 2.",
     )
     tp_comm_overlap_cfg: str | None = flag(
         None,
@@ -108,7 +112,9 @@ class OverlapConfig(Section):
         True, needs=TP_COMM, help="Scatter the input's gradient under the wgrad GEMM."
     )
     tp_comm_overlap_rs_dgrad: bool = flag(
-        False, needs=TP_COMM, help="Scatter in pieces with the dgrad GEMM instead."
+        False,
+        needs={**TP_COMM, "tp_comm_overlap_rs": True},
+        help="Scatter in pieces with the dgrad GEMM instead.",
     )
     tp_comm_bootstrap_backend: Literal["nccl", "mpi", "gloo"] = flag(
         "nccl", waits_for=USER_BUFFERS, needs=TP_COMM, help="Group that sets up the overlap's buffers."

@@ -1,10 +1,11 @@
 """Peak memory of training on one process: what is always held, plus the worst moment of a step.
 
-A step passes four moments that can be the peak. Each holds all saved activations (or all but the parts behind
+A step passes moments that can be the peak. Each holds all saved activations (or all but the parts behind
 it), and a workspace of its own:
     loss        after the whole forward: logits, log probabilities and their gradients
     mlp         the last layer's MLP, forward or backward
     attention   the last layer's attention, forward or backward
+    reduction   after the backward, where half-precision gradients are summed in fp32: all that ranks sent
     optimizer   no activations, only the update's scratch
 The estimate counts what a caching allocator hands out, not what it keeps in reserve: fragmentation and the
 device's own context are separate lines that do not enter `total`.
@@ -54,7 +55,7 @@ class StageMemory:
         state: always held, by tensor class.
         activations: saved for backward at the peak, by part of the model.
         workspace: needed for a moment at the peak, by what it is.
-        peak_at: the moment of the peak: "loss", "mlp", "attention" or "optimizer".
+        peak_at: the moment of the peak, by its name above.
         moments: bytes of every moment, state included; "forward": when it has ended, never more than "loss".
         fragmentation, context: expected on top; not part of `total`.
         host: of the state what is in host memory, by tensor class; not part of `total` either.
@@ -155,6 +156,9 @@ def training_memory(shape: ModelShape, run: MicrobatchShape, dtypes: StateDtypes
         "optimizer": ((), (Held("head", "optimizer", "staging", _optimizer_scratch(elements, dtypes, run)),)),
         "forward": (embedding + saved_by_layers(shape, run) + head, ()),
     }
+    if dtypes.wide_sum and ITEM_BYTES[dtypes.grad] < ITEM_BYTES["fp32"]:
+        received = elements * ITEM_BYTES[dtypes.grad]
+        moments["reduction"] = ((), (Held("head", "reduction", "received gradients", received),))
     library = LIBRARY_WORKSPACE[run.device]
     held = sum(state.values()) + library
     sizes = {name: held + total_bytes(saved + passing) for name, (saved, passing) in moments.items()}

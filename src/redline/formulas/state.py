@@ -18,6 +18,7 @@ class StateDtypes:
 
     `shards` ranks share main parameters and moments (the distributed optimizer), an equal part each. The
     share `away` of a rank's part is in host memory, and passes through so many `stages` on the device.
+    With `wide_sum` what other ranks send of gradients lies beside the own ones until it is added up.
     """
 
     param: str = "bf16"
@@ -29,6 +30,7 @@ class StateDtypes:
     remainder: bool = False
     away: float = 0.0
     stages: int = 2
+    wide_sum: bool = False
 
     def bytes_each(self) -> dict[str, float]:
         """Bytes a parameter by tensor class; 0 for main parameters that are no copy."""

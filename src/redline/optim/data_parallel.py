@@ -7,13 +7,13 @@ each rank's own part and added up, with and without a distributed optimizer, so 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from redline.comm import Collectives, Group, Transport
-from redline.optim.buffer import Range
+from redline.optim.buffer import Buffer, Range
 from redline.optim.clip import l2_norm
 from redline.optim.flat import FlatBuffers
 from redline.optim.gather import ParamGatherer
@@ -69,10 +69,17 @@ class DataParallel:
 
     def own_grads(self, shared: SharedParameters) -> list[Tensor]:
         """The gradients that this rank measures: of its part of every bucket, what no tp rank has already."""
+        return self._own_ranges(shared.counted_ranges)
+
+    def own_copies(self, shared: SharedParameters) -> list[Tensor]:
+        """Of its part of every bucket the gradients that another tp rank measures."""
+        return self._own_ranges(shared.copy_ranges)
+
+    def _own_ranges(self, ranges_of: Callable[[Buffer], list[Range]]) -> list[Tensor]:
         found = []
         for buffer in self._buffers.buffers:
             if buffer.trainable:
-                ranges = shared.counted_ranges(buffer)
+                ranges = ranges_of(buffer)
                 for bucket in buffer.buckets:
                     window = self._buffers.sharding.own(bucket)
                     found += parts_within(buffer.tensors["main_grad"], 0, ranges, window)

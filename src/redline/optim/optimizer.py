@@ -142,7 +142,9 @@ class Optimizer:
     def _measure(self) -> tuple[Tensor, Tensor | None]:
         """The norm of the gradients as they are, and how many of them are 0, None when nobody asks.
 
-        Each rank reads its own part of the gradients, and the parts are added up.
+        Each rank reads its own part of the gradients, and the parts are added up. Where other tensor-parallel
+        ranks hold the same gradients, one measures them; but each would update its own copy, so what is not
+        finite in any of them is in the norm of all.
         """
         grads, device = self.ranks.own_grads(self._shared), self.buffers.device
         if self.adam.choice.ran == "triton" and grads:
@@ -150,6 +152,9 @@ class Optimizer:
         else:
             norm = l2_norm(grads, device)
             nonzeros = count_nonzero(grads, device) if self._log_num_zeros else norm
+        if copies := self.ranks.own_copies(self._shared):
+            elsewhere = l2_norm(copies, device)
+            norm = torch.where(elsewhere.isfinite(), norm, elsewhere)
         norm, nonzeros = self.ranks.add_up(norm, nonzeros)
         zeros = self._shared.total(self._num_elements - nonzeros) if self._log_num_zeros else None
         return self._shared.norm(norm), zeros

@@ -99,6 +99,7 @@ class GradReducer:
         for bucket in self.buckets:
             assert bucket.work is not None
             bucket.work.wait()
+            bucket.work = None  # with what it may hold to receive into
             if self._replica.size > 1:
                 across.append(self._replica.all_reduce(bucket.own if self._scatter else bucket.grads))
         for work in across:

@@ -69,6 +69,14 @@ class SharedParameters:
         end = buffer.slots[-1].padded_end
         return [*ranges, (start, end)] if end > start else ranges
 
+    def copy_ranges(self, buffer: Buffer) -> list[tuple[int, int]]:
+        """The rest: ranges for which another rank answers, which holds the same gradients if all is well."""
+        return [
+            (slot.start + first, slot.start + last)
+            for slot in buffer.slots
+            for first, last in self._copies(slot.name)
+        ]
+
     def num_counted(self, buffers: FlatBuffers) -> int:
         """Gradient elements for which this rank answers, without padding."""
         views = buffers.views("main_grad")

@@ -36,18 +36,24 @@ class DataParallelPlan:
         ranks = self.rule.ranks
         if ranks * self.instances == 1:
             return ()
-        states = f"each of {ranks} ranks holds and updates its own part" if self.sharded else "on every rank"
-        if self.instances > 1:
-            states += f", {self.instances} times over"
+        several = f", {self.instances} times over" if self.instances > 1 else ""
+        states = f"each of {ranks} ranks holds and updates its own part{several}"
+        if not self.sharded or ranks == 1:
+            states = "whole on every rank"
         size = "one bucket" if self.rule.size is None else f"buckets of {self.rule.size:,} elements"
         during = "sent during the backward pass" if self.overlap_reduce else "sent after the backward pass"
         gather = "during the next forward pass" if self.overlap_gather else "after the step"
-        reduced = "reduce-scatter" if self.sharded else "all-reduce"
+        reduced = "reduce-scatter" if self.sharded and ranks > 1 else "all-reduce"
         if self.wide_sum:
             reduced = "all-to-all, summed in fp32"
-        shown = Choice("optimizer-states", "auto", "sharded" if self.sharded else "replicated", states)
+        if ranks == 1:  # all that is sent goes across
+            during = "sent after the backward pass"
+        elif self.instances > 1:
+            reduced, during = f"{reduced}, then all-reduce across instances", f"{during}, across after it"
+        held = "sharded" if self.sharded and ranks > 1 else "replicated"
+        shown = Choice("optimizer-states", "auto", held, states)
         grads = Choice("gradients", "auto", reduced, f"{size}, {during}")
-        if not self.sharded:
+        if not self.sharded or ranks == 1:
             return shown, grads
         return shown, grads, Choice("parameters", "auto", "all-gather", f"bucket by bucket, {gather}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -30,7 +31,16 @@ from redline.comm import (
     together,
     write_flight_record,
 )
-from redline.config import Environment, Parsed, RunConfig, check, notices, raise_problems
+from redline.config import (
+    Environment,
+    Parsed,
+    RunConfig,
+    check,
+    notices,
+    raise_problems,
+    value_of,
+)
+from redline.config.tree import options_by_field
 from redline.data import DataSplits, Microbatch, StdlibCorpus
 from redline.errors import ConfigError
 from redline.hardware import Hardware, detect, with_measured_peak
@@ -54,6 +64,13 @@ from redline.units import format_bytes, format_count
 
 Say = Callable[[str], object]
 
+SENDING = (  # options of what data-parallel ranks send
+    "overlap_grad_reduce",
+    "overlap_param_gather",
+    "ddp_bucket_size",
+    "ddp_num_buckets",
+    "ddp_pad_buckets_for_high_nccl_busbw",
+)
 MOST_PARTS = 20  # data sets that are listed at the start
 
 
@@ -164,17 +181,16 @@ def open_run(parsed: Parsed, environment: Environment, say: Say) -> OpenRun:
         demo = first_then_all(world.control, leads, lambda: demo_corpus(environment, say))
     vocabulary = together(world.control, lambda: open_vocabulary(config, data_prefixes(config, demo)))
     hardware = detect(device.type)
-    plan = together(
-        world.control, lambda: make_plan(config, hardware, vocabulary.size, environment.world_size)
-    )
+
+    def planned() -> Plan:
+        plan = make_plan(config, hardware, vocabulary.size, environment.world_size)
+        _check_graphs(config, plan)
+        return plan
+
+    plan = together(world.control, planned)
+    _say_idle(config, plan, say)
     progress = Progress(pace=Pace(device) if config.logging.log_straggler else None)
     groups = _open_groups(config, world, plan, progress)
-    if config.compile.cuda_graph_impl != "none" and groups.dp.size > 1:
-        raise ConfigError(
-            f"--cuda-graph-impl local does not go with {groups.dp.size} data-parallel processes.",
-            why="gradients travel while the last backward computes, and a recording does not send them.",
-            mend="leave it out, or run one process.",
-        )
     if device.type == "cpu" and groups.rank == 0:  # no data sheet: the peak is what a matrix product reaches
         hardware = with_measured_peak(hardware, plan.precision)
     if warning := warning_if_too_large(config, plan, hardware):
@@ -188,13 +204,17 @@ def open_run(parsed: Parsed, environment: Environment, say: Say) -> OpenRun:
         world.control, leads, lambda: choose_attention(config, plan, device, calibration)
     )
     with out_of_memory_explained(config, plan, hardware):
-        assembly = assemble(
-            config,
-            plan,
-            device,
-            attention,
-            groups=groups,
-            interpret=environment.triton_interpret,
+        assembly = together(
+            world.control,
+            partial(
+                assemble,
+                config,
+                plan,
+                device,
+                attention,
+                groups=groups,
+                interpret=environment.triton_interpret,
+            ),
         )
     plan = assembly.plan
     state = TrainState(assembly.model, assembly.optimizer, fp8=assembly.fp8)
@@ -240,6 +260,27 @@ def _say_environment(config: RunConfig, environment: Environment, device: torch.
             say(complaint)
     if environment.world_size == 1 and config.runtime.flight_recorder_dump_path is not None:
         say("--flight-recorder-dump-path: one process sends nothing, so there is nothing to record.")
+
+
+def _check_graphs(config: RunConfig, plan: Plan) -> None:
+    if config.compile.cuda_graph_impl != "none" and plan.grid.dp > 1:
+        raise ConfigError(
+            f"--cuda-graph-impl local does not go with {plan.grid.dp} data-parallel processes.",
+            why="gradients travel while the last backward computes, and a recording does not send them.",
+            mend="leave it out, or run one process.",
+        )
+
+
+def _say_idle(config: RunConfig, plan: Plan, say: Say) -> None:
+    """Options of what data-parallel ranks send, where there is one."""
+    if plan.grid.dp > 1:
+        return
+    known = options_by_field()
+    idle = [
+        known[name].flag for name in SENDING if value_of(config, name) not in (known[name].default, False)
+    ]
+    if idle:
+        say(f"{', '.join(idle)}: one data-parallel process sends no gradients, so there is nothing to do.")
 
 
 def _watchdog(

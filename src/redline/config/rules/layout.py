@@ -282,6 +282,64 @@ def gather_overlap_needs(config: RunConfig) -> Broken:
 
 
 @rule(
+    "wide-sum-and-instances",
+    "ddp_reduce_scatter_with_fp32_accumulation",
+    "num_distributed_optimizer_instances",
+    why="sums across instances are all-reduces, which add up bf16 gradients in bf16.",
+)
+def wide_sum_and_instances(config: RunConfig) -> Broken:
+    instances = config.parallel.num_distributed_optimizer_instances
+    if not config.overlap.ddp_reduce_scatter_with_fp32_accumulation or instances == 1:
+        return None
+    what = "--ddp-reduce-scatter-with-fp32-accumulation does not go with"
+    return (
+        f"{what} --num-distributed-optimizer-instances {instances}.",
+        "keep one of them, or leave out --grad-reduce-in-bf16.",
+    )
+
+
+@rule(
+    "chunks-of-rows",
+    "tp_comm_overlap_chunks",
+    "seq_length",
+    "micro_batch_size",
+    "tensor_model_parallel_size",
+    why="pieces are equal runs of a rank's rows, the last one perhaps shorter.",
+)
+def chunks_of_rows(config: RunConfig) -> Broken:
+    chunks, train = config.overlap.tp_comm_overlap_chunks, config.train
+    rows = train.seq_length * train.micro_batch_size // config.parallel.tensor_model_parallel_size
+    if chunks is None or rows < 1:
+        return None
+    pieces = -(-rows // -(-rows // chunks))
+    if pieces == chunks:
+        return None
+    return f"--tp-comm-overlap-chunks {chunks} cannot cut {rows} rows of a rank.", f"use {pieces}."
+
+
+@rule(
+    "straggler-and-joined-gemms",
+    "log_straggler",
+    "tensor_model_parallel_size",
+    "tp_comm_overlap_method",
+    "use_torch_compile",
+    why="a rank's own time leaves out its waits, and inside joined GEMMs and graphs nobody sees them.",
+    training=True,
+)
+def straggler_and_joined_gemms(config: RunConfig) -> Broken:
+    overlap = config.overlap
+    joined = overlap.tp_comm_overlap and overlap.tp_comm_overlap_method not in ("plain", "chunked")
+    shared = config.parallel.tensor_model_parallel_size > 1
+    if not (config.logging.log_straggler and shared and (joined or config.compile.use_torch_compile)):
+        return None
+    other = "--use-torch-compile"
+    if joined:
+        other = f"--tp-comm-overlap-method {overlap.tp_comm_overlap_method}"
+    what = f"--log-straggler does not go with {other} on tensor-parallel ranks."
+    return what, "use --tp-comm-overlap-method chunked." if joined else "keep one of them."
+
+
+@rule(
     "tp-overlap-needs",
     "tp_comm_overlap",
     "sequence_parallel",
