@@ -103,7 +103,7 @@ def test_late_ranks_never_write_where_another_reads(monkeypatch: pytest.MonkeyPa
 
     assert on_threads(2, layers, delay_s=2e-3) == [True] * 2
     monkeypatch.setattr(pushed, "TURNS", 1)
-    assert TURNS == 3 and on_threads(2, layers, delay_s=2e-3) != [True] * 2
+    assert TURNS == 4 and on_threads(2, layers, delay_s=2e-3) != [True] * 2
 
 
 def test_rows_that_do_not_divide_are_refused() -> None:

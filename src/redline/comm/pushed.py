@@ -6,9 +6,9 @@ its own while the own rows are multiplied; then all ranks meet once, and what ha
     gather_gemm    push the own rows to all | multiply them | meet | multiply the others' rows
     gemm_scatter   multiply each peer's rows and push them | multiply the own rows | meet | add what came
 
-An area is used in three turns, so that no rank writes where another may still read: with no more than two
-operations begun and not ended, whoever begins operation n has met its peers in operation n - 2, when they had
-read what came in n - 3.
+An area is used in four turns, so that no rank writes where another may still read. No more than two
+operations are begun and not ended, so whoever begins the n-th has met its peers n - 2 times; what the
+(n - 4)th brought them must be read by then: before the second meeting after its own.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from redline.comm.collectives import Pending, check_even
 from redline.comm.groups import Group
 from redline.comm.transport import Work
 
-TURNS = 3
+TURNS = 4
 
 
 class PeerMemory(Protocol):
@@ -45,8 +45,8 @@ class PeerMemory(Protocol):
 class Pushed:
     """The provider over one group's memory; one object serves all GEMMs of it.
 
-    What `gather_gemm` and `gather` return of the others' rows lies in the area: it holds until two more
-    operations have begun.
+    What `gather_gemm` and `gather` return lies in the area: it holds until the second operation after has
+    ended.
 
     Args:
         num_bytes: of the largest whole tensor that is gathered or scattered; the area is TURNS times that.
