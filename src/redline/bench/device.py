@@ -27,7 +27,7 @@ class KernelTime:
 
 def kernel_times(run: Callable[[], object]) -> list[KernelTime]:
     """The kernels of one call, the longest first."""
-    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as seen:
         run()
         torch.cuda.synchronize()
     found = [
