@@ -10,7 +10,7 @@ persistent: a program walks over many tiles and sends its largest value once; th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -36,6 +36,11 @@ class Tile:
     per_sm: int = 0
     group: int = 1
 
+    def within(self, cols: int) -> Tile:
+        """The same number of elements, over no more columns than there are."""
+        width = min(self.cols, next_power_of_2(cols))
+        return replace(self, rows=self.rows * self.cols // width, cols=width)
+
     def grid(self, rows: int, cols: int, x: Tensor) -> tuple[int]:
         """Programs for a matrix of this size."""
         tiles = ceil_div(rows, self.rows) * ceil_div(cols, self.cols)
@@ -44,12 +49,12 @@ class Tile:
 
 # Chosen on an H200 among the variants of benchmarks/tune_fp8.py.
 TILES = {
-    "cast": Tile(8, 1024, 8),
+    "cast": Tile(2, 4096, 8),
     "cast both": Tile(64, 128, 4),
-    "transpose": Tile(128, 128, 4),
-    "activation": Tile(4, 1024, 8),
-    "activation backward": Tile(4, 1024, 8),
-    "norm": Tile(8192, 1, 8),  # elements of whole rows
+    "transpose": Tile(128, 256, 8, group=8),
+    "activation": Tile(8, 1024, 8),
+    "activation backward": Tile(1, 2048, 4),
+    "norm": Tile(4096, 1, 8, per_sm=4),  # elements of whole rows
 }
 
 
@@ -251,7 +256,7 @@ def cast(
     qt = torch.empty((cols, padded(rows)) if columns_wanted else (0,), dtype=dtype, device=x.device)
     if x.numel() == 0:
         return q, qt
-    tile = TILES["cast both" if columns_wanted else "cast"]
+    tile = TILES["cast both"] if columns_wanted else TILES["cast"].within(cols)
     with on_device_of(x):
         _cast_kernel[tile.grid(rows, cols, x)](
             x, scale, amax, q, qt, rows, cols, x.stride(0), qt.shape[-1], limit_of(dtype, x), rows_wanted,
@@ -315,7 +320,7 @@ def activation_cast(
     q = torch.empty((rows, cols), dtype=dtype, device=x.device)
     if q.numel() == 0:
         return q
-    tile = TILES["activation"]
+    tile = TILES["activation"].within(cols)
     with on_device_of(x):
         _activation_cast_kernel[tile.grid(rows, cols, x)](
             x, bias, scale, amax, q, rows, cols, x.stride(0), kind, gated, bias is not None,
@@ -343,7 +348,7 @@ def activation_cast_backward(
     dbias = (x if bias is None else bias).new_empty(width if wanted else 0)
     if x.numel() == 0:
         return q, transpose(q), dbias.zero_()
-    tile = TILES["activation backward"]
+    tile = TILES["activation backward"].within(cols)
     strips, splits = ceil_div(cols, tile.cols), ceil_div(rows, tile.rows)
     if tile.per_sm or bias is not None:  # long strips: fewer partial sums of the bias
         splits = min(splits, max(1, ceil_div((tile.per_sm or 4) * num_sms(x.get_device()), strips)))
