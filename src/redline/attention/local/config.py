@@ -3,7 +3,7 @@
 The numbers for 16-bit input on Hopper follow from its registers: a warp group holds 64 rows of a product, so
 128 rows by 128 columns over two groups take 64 registers a thread, beside as many for an output of 128
 channels. The forward of 128 channels is faster in small programs, two on a multiprocessor: one takes
-exponentials while the other multiplies (556 TFLOP/s against 429, on an H200). Warp specialisation is not
+exponentials while the other multiplies (536 TFLOP/s against 425, on an H200). Warp specialisation is not
 used: for Hopper, Triton 3.6 fails to compile these kernels with it, or leaves them as they are.
 """
 
