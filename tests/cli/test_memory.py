@@ -113,6 +113,31 @@ def test_against_a_run_alone_reads_its_options(capsys, tmp_path):
     assert "the run itself predicted" in capsys.readouterr().out
 
 
+def test_against_a_run_on_several_ranks_counts_its_shards(capsys, tmp_path):
+    """The run's own number of ranks, unless --gpus states another; text and document say which."""
+    words = ["--preset", "llama3.2-1b", "--gpu", "h200", "--use-distributed-optimizer"]
+    (tmp_path / "summary.json").write_text(json.dumps({"name": "a run", "world_size": 4}))
+    against = [*words, "--against", str(tmp_path)]
+    four = document(capsys, *words, "--gpus", "4")
+    found = document(capsys, *against)
+    assert found["memory"] == four["memory"] and found["ranks"] == {"total": 4, "tp": 1, "dp": 4}
+    assert document(capsys, *against, "--gpus", "2")["ranks"]["dp"] == 2
+    assert main(words) == 0
+    assert "state how many there are with --gpus" in " ".join(capsys.readouterr().out.split())
+
+
+def test_recompute_auto_says_what_it_chose(capsys):
+    """Choice, saving and cost beforehand; and that nothing fits, where that is so."""
+    words = "--preset llama3-8b --seq-length 8192 --recompute auto --use-distributed-optimizer --gpus 8"
+    found = document(capsys, *words.split(), "--gpu", "h100")
+    (choice,) = [each for each in found["choices"] if each["what"] == "recompute"]
+    assert choice["ran"] != "nothing" and "of a step's time" in choice["why"]
+    assert main([*words.split(), "--gpu", "h100"]) == 0
+    assert choice["ran"] in " ".join(capsys.readouterr().out.split())
+    assert main([*words.split(), "--gpu", "l4"]) == 0
+    assert "nothing fits the budget" in " ".join(capsys.readouterr().out.split())
+
+
 def test_stages_of_a_layout(capsys):
     """The first stage has the most microbatches in flight, the last the logits; middle ones no vocabulary."""
     words = (

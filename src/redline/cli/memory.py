@@ -35,7 +35,8 @@ Parameters, FLOPs (floating-point operations) and the predicted peak memory of t
 by part. Nothing is allocated, and neither torch nor a GPU is needed.
 
   --gpu NAME   the device to plan for, for example h100, a100, rtx4090 (default: this machine's)
-  --gpus N     ranks in all; a layout that redline train does not take is planned too, by pipeline stage
+  --gpus N     ranks in all, over which --use-distributed-optimizer shards (default: as many as tp takes, or
+               the run's of --against); a layout that redline train does not take is planned by pipeline stage
   --against D  put the peak that the run in D measured beside the prediction; alone, of that run's options
   --tensors    also list every tensor that is kept from the forward for the backward pass
   --json       print one JSON document
@@ -65,9 +66,8 @@ def main(argv: Sequence[str]) -> int:
     hardware = _hardware(config, gpu)
     if refused and gpus is not None:
         return _stages(config, gpus, hardware, as_json)
-    p = config.parallel  # as few ranks as the layout takes, where nobody says: those of dp hold the same
-    fewest = p.tensor_model_parallel_size * p.pipeline_model_parallel_size * p.context_parallel_size
-    plan = make_plan(_with_length(config), hardware, _vocab_size(config), gpus or fewest)
+    ranks = gpus or (run or {}).get("world_size") or _fewest_ranks(config)
+    plan = make_plan(_with_length(config), hardware, _vocab_size(config), ranks)
     if as_json:
         report = document(plan, hardware, tensors)
         if run is not None:
@@ -78,6 +78,12 @@ def main(argv: Sequence[str]) -> int:
         if run is not None:
             _print_against(plan, run)
     return 0
+
+
+def _fewest_ranks(config: RunConfig) -> int:
+    """As many as the layout takes at least, where nobody says how many there are: dp is 1."""
+    p = config.parallel
+    return p.tensor_model_parallel_size * p.pipeline_model_parallel_size * p.context_parallel_size
 
 
 def comparison(plan: Plan, run: Mapping[str, Any]) -> dict[str, Any]:
@@ -165,7 +171,9 @@ def document(plan: Plan, hardware: Hardware, tensors: bool = False) -> dict[str,
     report: dict[str, Any] = {
         "model": asdict(plan.shape),
         "hardware": hardware.as_dict(),
+        "ranks": {"total": plan.grid.world_size, "tp": plan.grid.tp, "dp": plan.grid.dp},
         "precision": plan.precision,
+        "choices": [asdict(choice) for choice in plan.choices],
         "micro_batch_size": plan.microbatch.micro_batch_size,
         "global_batch_size": size,
         "seq_length": plan.seq_length,
@@ -257,6 +265,7 @@ def _print(plan: Plan, hardware: Hardware, tensors: bool) -> None:
     console.print(key_values("parameters", _parameter_rows(plan)))
     console.print(key_values("model FLOPs, forward and backward", _flop_rows(plan)))
     console.print(key_values("predicted peak memory of training", _memory_rows(plan, hardware)))
+    console.print(key_values("decided", ((each.what, f"{each.ran} - {each.why}") for each in plan.choices)))
     if tensors:
         table = activation_table(plan.shape, plan.microbatch)
         console.print(key_values("saved for backward", (_tensor_row(*row) for row in table)))
@@ -284,6 +293,7 @@ def _memory_rows(plan: Plan, hardware: Hardware) -> Iterator[tuple[str, str]]:
     stage = plan.memory.fullest
     batch = plan.microbatch
     yield "device", hardware.name
+    yield "ranks", _ranks(plan)
     yield "microbatch", f"{batch.micro_batch_size} x {batch.seq_length} tokens, {plan.precision}"
     yield "attention", batch.attention
     for name, size in stage.parts.items():
@@ -301,6 +311,15 @@ def _memory_rows(plan: Plan, hardware: Hardware) -> Iterator[tuple[str, str]]:
         "Megatron's report",
         f"{format_bytes(megatron['weight_and_optimizer_bytes'])} weights and optimizer, "
         f"{format_bytes(megatron['activation_bytes'])} activations",
+    )
+
+
+def _ranks(plan: Plan) -> str:
+    """How many, how they are arranged, and what their number would change."""
+    grid = plan.grid
+    alone = plan.data_parallel.sharded and grid.dp == 1
+    return f"{grid.world_size}: tp {grid.tp}, dp {grid.dp}" + (
+        "; nothing is sharded on one dp rank, state how many there are with --gpus" if alone else ""
     )
 
 
