@@ -63,6 +63,30 @@ def test_refusals(argv, message):
     assert message in str(error.value)
 
 
+STAGED = "--pipeline-model-parallel-size 2 --gpus 2"
+
+
+@pytest.mark.parametrize(
+    ("words", "rule"),
+    [
+        ("--cpu-offloading", "offloaded-layers-stated"),
+        ("--cpu-offloading --cpu-offloading-num-layers 40", "offloaded-layers-stated"),
+        ("--recompute-activations --recompute-modules moe_act", "recompute-modules-exist"),
+        ("--pipeline-model-parallel-size 2", "pipeline-parallel"),
+        ("--optimizer sgd --gpus 2", "optimizers"),
+        (f"--optimizer sgd {STAGED}", "optimizers"),
+        (f"{STAGED} --vocab-size none", "vocabulary-stated"),
+        (f"{STAGED} --recompute auto --memory-budget 0.3", "stages-are-coarse"),
+        (f"{STAGED} --cpu-offloading --cpu-offloading-num-layers 4", "stages-are-coarse"),
+        (f"{STAGED} --tensors", "stages-are-coarse"),
+    ],
+)
+def test_what_is_not_counted_is_refused(words, rule):
+    """What `redline train` refuses, but for layouts that the cost model plans; there, what that ignores."""
+    with pytest.raises(ConfigError, match=rule):
+        main(["--preset", "llama3-8b", "--gpu", "h200", *words.split()])
+
+
 def test_neither_torch_nor_numpy_is_needed():
     """Every import of the command is quick: nothing heavy, so half a second holds on any machine."""
     code = (

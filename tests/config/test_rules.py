@@ -279,6 +279,10 @@ CASES: dict[str, list[tuple[str, str]]] = {
         )
         for impl in ("local", "transformer_engine")
     ],
+    "graphs-keep-what-they-save": [
+        ("--cuda-graph --recompute auto", "--cuda-graph --recompute-activations"),
+        ("--cuda-graph --cpu-offloading --cpu-offloading-num-layers 1", "--cuda-graph"),
+    ],
     "fp8-or-fp4": [("--fp8 --fp4-format e2m1", "--fp8")],
     "fp8-over-half": [("--fp8 --fp32", "--fp8 --bf16")],
     "fp8-tp-overlap": [

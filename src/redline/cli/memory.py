@@ -8,8 +8,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from redline.config import DEMO_VOCAB_SIZE, InvalidConfigError, Problem, RunConfig, parse_args, with_values
-from redline.config.rules import refusals
+from redline.config import (
+    DEMO_VOCAB_SIZE,
+    InvalidConfigError,
+    Parsed,
+    Problem,
+    RunConfig,
+    parse_args,
+    with_values,
+)
+from redline.config.layers import found
+from redline.config.waits import CONTEXT_PARALLEL, EXPERT_PARALLEL, FSDP, MOE, PIPELINE_PARALLEL
 from redline.errors import ConfigError
 from redline.files import os_errors_as
 from redline.formulas.activations import Held
@@ -26,6 +35,9 @@ from redline.plan import Plan, make_plan
 from redline.plan.cost_memory import stage_memories
 from redline.plan.cost_setup import setup_of
 from redline.units import format_bytes, format_count
+
+# What the cost model plans stage by stage, though `redline train` does not take it.
+LAYOUTS = {each.rule for each in (PIPELINE_PARALLEL, CONTEXT_PARALLEL, EXPERT_PARALLEL, MOE, FSDP)}
 
 USAGE = """\
 usage: redline memory [CONFIG.toml] [--flags of redline train] [--gpu NAME] [--gpus N] [--tensors]
@@ -59,12 +71,12 @@ def main(argv: Sequence[str]) -> int:
     run = None if against is None else _run_summary(Path(against))
     if run is not None and against is not None and not words:
         words, gpu = _options_of(Path(against)), gpu or _device_of(run)
-    config = parse_args(words, training=False).config
-    refused = refusals(config)  # what training cannot obey, the exact prediction does not model
-    if refused and gpus is None:
-        raise InvalidConfigError(refused)
+    parsed = parse_args(words, training=False)
+    config = parsed.config
+    layouts = _refused_layouts(parsed, gpus)
     hardware = _hardware(config, gpu)
-    if refused and gpus is not None:
+    if layouts and gpus is not None:
+        _refuse_beside_stages(config, layouts, {"--tensors": tensors, "--against": run is not None})
         return _stages(config, gpus, hardware, as_json)
     ranks = gpus or (run or {}).get("world_size") or _fewest_ranks(config)
     plan = make_plan(_with_length(config), hardware, _vocab_size(config), ranks)
@@ -78,6 +90,36 @@ def main(argv: Sequence[str]) -> int:
         if run is not None:
             _print_against(plan, run)
     return 0
+
+
+def _refused_layouts(parsed: Parsed, gpus: int | None) -> list[Problem]:
+    """The layouts asked for that `redline train` does not take; the cost model plans them on `gpus` ranks.
+
+    Raises: InvalidConfigError with all else that training refuses, since nothing here would model it.
+    """
+    problems = found(parsed.config, [], explicit=parsed.explicit, training=True)
+    problems = [each for each in problems if each.rule != "length-stated"]  # memory does not depend on it
+    layouts = [each for each in problems if each.rule in LAYOUTS]
+    others = [each for each in problems if each not in layouts]
+    if others or (layouts and gpus is None):
+        raise InvalidConfigError(others or layouts)
+    return layouts
+
+
+def _refuse_beside_stages(config: RunConfig, layouts: Sequence[Problem], asked: Mapping[str, bool]) -> None:
+    """Raise InvalidConfigError for what the cost model does not count by stage, rather than ignore it."""
+    r, layout = config.recompute, layouts[0].flags[0]
+    chosen = {"--recompute auto": r.recompute == "auto", "--cpu-offloading": r.cpu_offloading}
+    what = "{} is not counted beside {}."
+    why = f"with {layout} stages are planned by the cost model, which counts no single tensors."
+    mend = "leave it out, or state recompute with --recompute-granularity."
+    problems = [
+        Problem("stages-are-coarse", what.format(flag, layout), why, mend, (flag.split()[0], layout))
+        for flag, given in {**chosen, **asked}.items()
+        if given
+    ]
+    if problems:
+        raise InvalidConfigError(problems)
 
 
 def _fewest_ranks(config: RunConfig) -> int:
@@ -104,8 +146,8 @@ def _run_summary(folder: Path) -> dict[str, Any]:
     """The summary of a finished run."""
     path = folder / "summary.json" if folder.is_dir() else folder
     with os_errors_as(ConfigError, path, "read"):
-        found = read_summary(path)
-    return found
+        summary = read_summary(path)
+    return summary
 
 
 def _options_of(folder: Path) -> list[str]:
@@ -138,7 +180,7 @@ def _print_against(plan: Plan, run: Mapping[str, Any]) -> None:
 
 def _stages(config: RunConfig, gpus: int, hardware: Hardware, as_json: bool) -> int:
     """Memory of each pipeline stage's fullest rank on `gpus` ranks, by the cost model."""
-    setup = setup_of(config, gpus, vocab_size=config.model.vocab_size)
+    setup = setup_of(config, gpus, vocab_size=_vocab_size(config))
     stages = stage_memories(setup)
     if as_json:
         print(json.dumps({"stages": [stage.as_dict() for stage in stages]}, indent=2))

@@ -166,4 +166,22 @@ def graphs_and_full_recompute(config: RunConfig) -> Broken:
     return what, "use selective recompute, or keep one of them (Megatron also has full_iteration)."
 
 
+@rule(
+    "graphs-keep-what-they-save",
+    "cuda_graph_impl",
+    "recompute",
+    "cpu_offloading",
+    why="a recorded microbatch is tested with what it saves left in place, or stated modules recomputed.",
+)
+def graphs_keep_what_they_save(config: RunConfig) -> Broken:
+    r = config.recompute
+    if config.compile.cuda_graph_impl != "local" or not (r.recompute == "auto" or r.cpu_offloading):
+        return None
+    other = "--recompute auto" if r.recompute == "auto" else "--cpu-offloading"
+    return (
+        f"--cuda-graph-impl local does not go with {other}.",
+        "use --recompute-granularity selective, or keep one of them.",
+    )
+
+
 RULES = rules_of(globals())
