@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from redline.errors import ShapeError
 from redline.kernels.adamw import FlatState, adamw_, adamw_hyper, join_main, make_segments, split_main
-from redline.kernels.adamw.codes import CODE_BLOCK, HALF, decode, encode, noise_of, salt_of
+from redline.kernels.adamw.codes import CODE_BLOCK, HALF, decode, encode, noise_of, round_bf16, salt_of
 
 STILL = {"beta1": 0.75, "beta2": 0.625, "eps": 1e-8}  # exact products: nothing but the codes may differ
 FLOATS = st.floats(width=32, allow_nan=False, allow_subnormal=True)
@@ -155,3 +155,36 @@ def test_tops_that_do_not_fit_are_refused():
             ),
             hyper,
         )
+
+
+def test_a_slow_second_moment_in_bf16_moves_alike_in_kernel_and_twin(device):
+    """beta2 = 0.999, no gradient: v falls by 0.1 % a step. To the nearest bf16 it would stand still."""
+    param, main = split_main(torch.randn(2048, generator=torch.Generator().manual_seed(2)))
+    tensors = (
+        param,
+        torch.zeros(2048),
+        torch.zeros(2048).bfloat16(),
+        torch.full((2048,), 1e-4).bfloat16(),
+        main,
+    )
+    fused, plain = (FlatState(*(each.clone().to(device) for each in tensors)) for _ in range(2))
+    start, steps = plain.exp_avg_sq.double().mean().item(), 400
+    for step in range(1, steps + 1):
+        hyper = adamw_hyper(
+            step=step, lr=[0.0], weight_decay=[0.0], beta1=0.9, beta2=0.999, eps=1e-8, device=device
+        )
+        if step <= 4:  # exact alike: the product with beta2 is one rounding
+            adamw_(fused, hyper, impl="triton")
+        adamw_(plain, hyper, impl="reference")
+        if step == 4:
+            assert torch.equal(fused.exp_avg_sq, plain.exp_avg_sq)
+    assert len(fused.exp_avg_sq.unique()) > 1
+    assert plain.exp_avg_sq.double().mean().item() == pytest.approx(start * 0.999**steps, rel=0.01)
+
+
+def test_bf16_values_and_what_is_no_number_stay():
+    x = torch.tensor([0.0, -0.0, 1.5, -3.0, torch.inf, -torch.inf, torch.nan, 2.0**-126])
+    for noise in (0, 2 * HALF - 1):
+        got = round_bf16(x, torch.full((8,), noise, dtype=torch.int32))
+        assert torch.equal(got.float().nan_to_num(7.0), x.nan_to_num(7.0)) and got[6].isnan()
+        assert torch.equal(got.signbit(), x.signbit())

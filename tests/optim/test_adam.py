@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from redline.errors import ConfigError
+from redline.kernels.adamw import noise_of, round_bf16, salt_of
 from redline.optim import AdamOptions, AdamW, Step, adam_torch, adamw_reference
+from redline.optim.buffer import MOMENTS
 from redline.optim.flat import ALIGNMENT, FlatBuffers, Slot
 from redline.optim.groups import Group, group_of, segments
 
@@ -267,8 +269,9 @@ def test_staged_storage_is_the_fp32_update_of_rounded_state(
             flat.copy_(flat.to(grad))
         twin_adam.step(Step(number=step, lr=0.1, weight_decay=0.1, grad_scale=scale, found_inf=clean))
         for kind, dtype in (("exp_avg", exp_avg), ("exp_avg_sq", exp_avg_sq)):
-            for flat in twin.flat(kind):
-                flat.copy_(flat.to(dtype))
+            for flat, main in zip(twin.flat(kind), twin.flat("main_param"), strict=True):
+                noise = noise_of(main, salt_of(step))[MOMENTS.index(kind)]
+                flat.copy_(round_bf16(flat, noise) if dtype == torch.bfloat16 else flat.to(dtype))
     for kind in ("main_param", "exp_avg", "exp_avg_sq"):
         for got, expected in zip(buffers.flat(kind), twin.flat(kind), strict=True):
             assert torch.equal(got.float(), expected), kind

@@ -419,7 +419,7 @@ def test_a_step_allocates_nothing_of_the_models_size(recipe):
     flats = [flat for kind in kinds for flat in buffers.flat(kind)]
     pointers = [flat.data_ptr() for flat in flats]
     launches = [launch for each in optimizer.adam.update.launches for launch in each]
-    scratch = [wide for launch in launches for _, wide, _ in launch.staged]
+    scratch = [wide for launch in launches for _, wide, _, _ in launch.staged]
     with LargestNew([*flats, *scratch]) as seen:
         for _ in range(3):
             buffers.zero_grad()

@@ -17,7 +17,7 @@ from torch.optim.adamw import adamw
 
 from redline.formulas.memory import OPTIMIZER_CHUNK
 from redline.formulas.state import CODE_BLOCK
-from redline.kernels.adamw import decode, encode, join_main, noise_of, salt_of, split_main
+from redline.kernels.adamw import decode, encode, join_main, noise_of, round_bf16, salt_of, split_main
 from redline.optim.adam_options import AdamOptions, Step
 from redline.optim.buffer import MOMENTS, TOPS, Buffer, Kind
 from redline.optim.groups import Group, segments
@@ -56,13 +56,15 @@ class Launch:
     exp_avgs: list[Tensor]
     exp_avg_sqs: list[Tensor]
     steps: Tensor  # [len(params)] fp32: the kernel wants a step count for every segment
-    staged: list[tuple[Kind, Tensor, Tensor]]  # (kind, scratch, storage) of what is stored in another dtype
+    staged: list[
+        tuple[Kind, Tensor, Tensor, Tensor]
+    ]  # (kind, scratch, storage in another dtype, main parameter)
     halves: list[tuple[Tensor, Tensor, Tensor]]  # (scratch, parameter, remainder) of split main parameters
     coded: list[tuple[Kind, Tensor, Tensor, Tensor, Tensor]]  # (kind, scratch, codes, tops, main parameter)
 
     def load(self) -> None:
         """Fill the scratch from storage."""
-        for _, scratch, storage in self.staged:
+        for _, scratch, storage, _ in self.staged:
             scratch.copy_(storage)
         for scratch, param, remainder in self.halves:
             scratch.copy_(join_main(param, remainder))
@@ -71,9 +73,10 @@ class Launch:
 
     def store(self, step: int) -> None:
         """Round, encode or split the results back; where the update was skipped this is the identity."""
-        for kind, scratch, storage in self.staged:
+        for kind, scratch, storage, main in self.staged:
             if kind != "main_grad":
-                storage.copy_(scratch)
+                noise = noise_of(main.float(), salt_of(step))[MOMENTS.index(kind)]
+                storage.copy_(round_bf16(scratch, noise) if storage.dtype == torch.bfloat16 else scratch)
         for kind, scratch, codes, tops, main in self.coded:
             noise = noise_of(main, salt_of(step))[MOMENTS.index(kind)]
             for out, part in zip(
@@ -129,7 +132,7 @@ def _make_launch(
     buffer: Buffer, group: Group, ranges: list[tuple[int, int]], scratch: dict[Kind, Tensor]
 ) -> Launch:
     sizes = [end - start for start, end in ranges]
-    staged: list[tuple[Kind, Tensor, Tensor]] = []
+    staged: list[tuple[Kind, Tensor, Tensor, Tensor]] = []
     halves: list[tuple[Tensor, Tensor, Tensor]] = []
     coded: list[tuple[Kind, Tensor, Tensor, Tensor, Tensor]] = []
 
@@ -146,7 +149,7 @@ def _make_launch(
             for each, codes, (start, end), main in zip(wide, stored, ranges, mains, strict=True):
                 coded.append((kind, each, codes, tops[start // CODE_BLOCK : end // CODE_BLOCK], main))
         else:
-            staged.extend((kind, *pair) for pair in zip(wide, stored, strict=True))
+            staged.extend((kind, *pair) for pair in zip(wide, stored, mains, strict=True))
         return wide
 
     mains = operands("main_param")

@@ -1,6 +1,6 @@
 """AdamW over flat buffers in one pass."""
 
-from redline.kernels.adamw.codes import decode, encode, noise_of, salt_of
+from redline.kernels.adamw.codes import decode, encode, noise_of, round_bf16, salt_of
 from redline.kernels.adamw.op import (
     FlatState,
     Hyper,
@@ -24,6 +24,7 @@ __all__ = [
     "join_main",
     "make_segments",
     "noise_of",
+    "round_bf16",
     "salt_of",
     "split_main",
     "supports",

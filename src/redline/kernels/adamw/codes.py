@@ -12,9 +12,9 @@ That is 1 + 1/32 bytes an element. Blocks lie within one parameter and one shard
 aligned to), so codes do not depend on how a buffer is cut.
 
 Rounding is stochastic: a step moves exp_avg_sq by 1 - beta2 at most, less than a code, and to the nearest it
-would stand still. The noise is a hash of the element's new main parameter and the step: no generator has a
-state to save. What `decode` gives is encoded into the same codes by any noise, and exact in bf16: a
-checkpoint holds that.
+would stand still; so would one in bf16 with a beta2 above 0.996, and moments in bf16 are rounded by the same
+noise. That is a hash of the element's new main parameter and the step: no generator has a state to save. What
+`decode` gives is encoded into the same codes by any noise, and exact in bf16: a checkpoint holds that.
 
 Blocks with a scale each are those of Dettmers et al. 2021, "8-bit optimizers via block-wise quantization",
 arXiv 2110.02861; FP8-LM (Peng et al. 2023, arXiv 2310.18313) keeps exp_avg_sq in 16 bits for want of range,
@@ -70,6 +70,13 @@ def decode(codes: Tensor, tops: Tensor, *, signed: bool) -> Tensor:
     if signed:
         bits |= codes >> 7 << 31
     return bits.view(torch.float32).flatten()
+
+
+def round_bf16(values: Tensor, noise: Tensor) -> Tensor:
+    """fp32 or fp64 [n] -> bf16 [n], up or down by the leading 16 of 20 bits of `noise`; bf16 values stay."""
+    values = values.float()
+    bits = torch.where(values.isnan(), torch.nan, values).view(torch.int32)
+    return (bits + (noise >> (SHIFT - 16)) >> 16).to(torch.int16).view(torch.bfloat16)
 
 
 def _largest(signed: bool) -> int:

@@ -4,7 +4,7 @@ A thread takes 8 elements, which of four fp32 buffers are eight 16-byte loads in
 the stores instead of ending the program early: a branch on it would hold the loads back by the latency of one
 more. Root and division are the correctly rounded ones; the pass waits for memory, not for them. Moments in
 8 bits are decoded and encoded on the way: the 8 elements of a thread lie in one block, and 8 threads find the
-largest of it among themselves.
+largest of it among themselves. Those in bf16 are rounded by the same noise.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from redline.formulas.state import CODE_BLOCK
-from redline.kernels.adamw.reference import BLOCK
+from redline.kernels.adamw.reference import BLOCK, ROUNDED
 from redline.kernels.common import ceil_div, on_device_of
 from redline.kernels.launch import launchable
 
@@ -81,6 +81,10 @@ def _store_moment(
         tl.store(moment_ptr + index, code.to(tl.uint8), mask=index < end)
         place = tl.program_id(0).to(tl.int64) * (BLOCK // PER) + tl.arange(0, BLOCK // PER)
         tl.store(top_ptr + place, top.to(tl.int16), mask=place * PER < end)
+    elif moment_ptr.dtype.element_ty == tl.bfloat16:
+        bits = tl.where(x == x, x, float("nan")).to(tl.int32, bitcast=True) + (noise >> 4).to(tl.int32)
+        rounded = (bits >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
+        tl.store(moment_ptr + index, rounded, mask=index < end)
     else:
         tl.store(moment_ptr + index, x.to(moment_ptr.dtype.element_ty), mask=index < end)
 
@@ -92,8 +96,8 @@ def _adamw_kernel(
     hyper_ptr, grad_factor_ptr, found_inf_ptr, starts_ptr, groups_ptr, first_ptr, num_elements,
     beta1, one_minus_beta1, beta2, one_minus_beta2, eps,
     MAIN: tl.constexpr, REMAINDER: tl.constexpr, FIRST_CODED: tl.constexpr, SECOND_CODED: tl.constexpr,
-    FACTOR: tl.constexpr, SKIPPABLE: tl.constexpr, SEGMENTED: tl.constexpr, PER: tl.constexpr,
-    BLOCK: tl.constexpr,
+    NOISY: tl.constexpr, FACTOR: tl.constexpr, SKIPPABLE: tl.constexpr, SEGMENTED: tl.constexpr,
+    PER: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     block_start = tl.program_id(0).to(tl.int64) * BLOCK
     index = block_start + tl.arange(0, BLOCK)
@@ -140,7 +144,7 @@ def _adamw_kernel(
         end = tl.where(tl.load(found_inf_ptr) == 0, num_elements, 0)
     mask = index < end
     noise = tl.zeros([BLOCK], tl.uint32)
-    if FIRST_CODED or SECOND_CODED:
+    if NOISY:
         noise = _noise(p, hyper_ptr)
     _store_moment(exp_avg_ptr, exp_avg_top_ptr, m, noise & 0xFFFFF, index, end, FIRST_CODED, True, PER, BLOCK)
     _store_moment(
@@ -173,6 +177,7 @@ def step(
             found_inf, starts, groups, first, num_elements, beta1, 1.0 - beta1, beta2, 1.0 - beta2, eps,
             MAIN=main is not None, REMAINDER=main is not None and main.dtype == torch.int16,
             FIRST_CODED=exp_avg_top is not None, SECOND_CODED=exp_avg_sq_top is not None,
+            NOISY=exp_avg.dtype in ROUNDED or exp_avg_sq.dtype in ROUNDED,
             FACTOR=grad_factor is not None, SKIPPABLE=found_inf is not None, SEGMENTED=starts is not None,
             PER=CODE_BLOCK, BLOCK=BLOCK, num_warps=BLOCK // 256,
         )  # fmt: skip

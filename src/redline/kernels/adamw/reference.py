@@ -8,9 +8,10 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from redline.kernels.adamw.codes import decode, encode, noise_of
+from redline.kernels.adamw.codes import decode, encode, noise_of, round_bf16
 
 BLOCK = 1024  # elements that one program of the kernel updates, 256 a warp; `Segments.first` is made for it
+ROUNDED = (torch.bfloat16, torch.uint8)  # moments of these dtypes are rounded by noise
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +21,8 @@ class FlatState:
     Attributes:
         param: what the model computes with; bf16, fp16 or fp32.
         grad: fp32 or bf16; read.
-        exp_avg, exp_avg_sq: the moments, fp32, bf16, or uint8 codes (codes.py) beside their tops. Below a
-            beta2 of about 0.996 a bf16 exp_avg_sq follows the gradients; above, its steps are coarser than
-            1 - beta2 and it may stand still.
+        exp_avg, exp_avg_sq: the moments, fp32, bf16, or uint8 codes (codes.py) beside their tops. bf16 and
+            codes are rounded up or down by noise, so that steps finer than theirs count in the mean.
         main: the main parameter: None where `param` is it; a float tensor; or, beside a bf16 param, the int16
             remainder that together with it is the exact fp32 main parameter.
     """
@@ -41,7 +41,7 @@ class Hyper:
     """Hyperparameters of one step: `values` is float64 [3 + 2 G] on the device, the rest does not change.
 
     values = [1 / (1 - beta1^t), 1 / (1 - beta2^t), salt, lr of group 0, weight decay of group 0, ...]; the
-    salt is that of the noise by which moments are rounded to 8 bits.
+    salt is that of the noise by which moments are rounded to 8 or 16 bits.
     """
 
     values: Tensor
@@ -117,15 +117,17 @@ def adamw_reference(
         p = p - lr * (step + weight_decay * p)
         _write_main(p, param, main)
         exact[cut], exp_avg[cut], exp_avg_sq[cut] = p, m, v
-    if state.exp_avg_top is not None or state.exp_avg_sq_top is not None:
+    if {state.exp_avg.dtype, state.exp_avg_sq.dtype} & set(ROUNDED):
         noise = noise_of(exact, int(salt))
         _write(exp_avg, noise[0], state.exp_avg, state.exp_avg_top, signed=True)
         _write(exp_avg_sq, noise[1], state.exp_avg_sq, state.exp_avg_sq_top, signed=False)
 
 
 def _read(moment: Tensor, top: Tensor | None, *, signed: bool) -> Tensor:
-    """The moment itself, or the numbers that its codes stand for."""
-    return moment if top is None else decode(moment, top, signed=signed)
+    """The moment itself, or a wide copy of the numbers that are stored in fewer bits."""
+    if top is not None:
+        return decode(moment, top, signed=signed)
+    return moment.float() if moment.dtype in ROUNDED else moment
 
 
 def _write(values: Tensor, noise: Tensor, moment: Tensor, top: Tensor | None, *, signed: bool) -> None:
@@ -133,6 +135,8 @@ def _write(values: Tensor, noise: Tensor, moment: Tensor, top: Tensor | None, *,
     if top is not None:
         for out, part in zip((moment, top), encode(values, noise, signed=signed), strict=True):
             out.copy_(part)
+    elif moment.dtype in ROUNDED:
+        moment.copy_(round_bf16(values, noise))
 
 
 def _read_main(param: Tensor, main: Tensor | None) -> Tensor:
