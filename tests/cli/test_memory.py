@@ -162,6 +162,25 @@ def test_recompute_auto_says_what_it_chose(capsys):
     assert "nothing fits the budget" in " ".join(capsys.readouterr().out.split())
 
 
+def test_what_does_not_fit_comes_with_changes_that_would(capsys):
+    """Each planned again on the device, warm-up or not; where all is well nothing is said."""
+    words = ["--preset", "llama3.2-1b", "--micro-batch-size", "4", "--seq-length", "8192"]
+    words += ["--lr-warmup-iters", "100"]
+    small = document(capsys, *words, "--gpu", "a100-40gb")
+    assert small["memory"]["reserved"] > small["hardware"]["memory_bytes"]
+    assert all(each["reserved_bytes"] <= small["hardware"]["memory_bytes"] for each in small["lighter"])
+    assert "lighter" not in document(capsys, *words, "--gpu", "h200")
+    assert main([*words, "--gpu", "a100-40gb"]) == 0
+    assert small["lighter"][0]["flags"] in " ".join(capsys.readouterr().out.split())
+
+
+def test_another_model_than_the_run_had_is_named(capsys, tmp_path):
+    (tmp_path / "summary.json").write_text(json.dumps({"name": "a run", "parameters": 127_000}))
+    assert main(["--preset", "llama3.2-1b", "--gpu", "h200", "--against", str(tmp_path)]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "another model: parameters 1,235,814,400 127,000" in text
+
+
 def test_stages_of_a_layout(capsys):
     """The first stage has the most microbatches in flight, the last the logits; middle ones no vocabulary."""
     words = (

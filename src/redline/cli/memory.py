@@ -34,6 +34,7 @@ from redline.ledger import read_summary
 from redline.plan import Plan, make_plan
 from redline.plan.cost_memory import stage_memories
 from redline.plan.cost_setup import setup_of
+from redline.plan.lighter import Change, advice, lighter_changes
 from redline.units import format_bytes, format_count
 
 # What the cost model plans stage by stage, though `redline train` does not take it.
@@ -79,14 +80,20 @@ def main(argv: Sequence[str]) -> int:
         _refuse_beside_stages(config, layouts, {"--tensors": tensors, "--against": run is not None})
         return _stages(config, gpus, hardware, as_json)
     ranks = gpus or (run or {}).get("world_size") or _fewest_ranks(config)
-    plan = make_plan(_with_length(config), hardware, _vocab_size(config), ranks)
+    config = _with_length(config)
+    plan = make_plan(config, hardware, _vocab_size(config), ranks)
+    lighter = None  # what would make it fit, where it does not
+    if plan.memory.reserved > hardware.memory_bytes:
+        lighter = lighter_changes(config, plan, hardware, hardware.memory_bytes)
     if as_json:
         report = document(plan, hardware, tensors)
+        if lighter is not None:
+            report["lighter"] = [asdict(change) for change in lighter]
         if run is not None:
             report["against"] = comparison(plan, run)
         print(json.dumps(report, indent=2, allow_nan=False))
     else:
-        _print(plan, hardware, tensors)
+        _print(plan, hardware, tensors, lighter)
         if run is not None:
             _print_against(plan, run)
     return 0
@@ -133,6 +140,7 @@ def comparison(plan: Plan, run: Mapping[str, Any]) -> dict[str, Any]:
     peak = run.get("measured_memory_bytes")
     return {
         "run": run["name"],
+        "parameters": run.get("parameters"),
         "measured_peak_bytes": peak,
         "measured": run.get("measured_memory"),
         "measure": run.get("memory_measure"),
@@ -170,6 +178,8 @@ def _print_against(plan: Plan, run: Mapping[str, Any]) -> None:
     after_forward = run.get("measured_after_forward")
     table = memory_table(plan.memory.as_dict(), run.get("measured_memory"), peak, after_forward)
     table.title = f"against the run {run['name']}"
+    if run.get("parameters") not in (None, plan.parameters.total):
+        table.add_row("another model: parameters", f"{plan.parameters.total:,}", f"{run['parameters']:,}")
     if peak:
         table.add_row("predicted / measured", f"{plan.memory.total / peak:.3f}", "")
     itself = (run.get("predicted_memory") or {}).get("total")
@@ -294,12 +304,12 @@ def _vocab_size(config: RunConfig) -> int:
 
 
 def _with_length(config: RunConfig) -> RunConfig:
-    """Memory does not depend on a run's length: one step, where none is stated."""
+    """Memory does not depend on a run's length: where none is stated, one longer than any warm-up."""
     stated = config.train.train_iters is not None or config.train.train_samples is not None
-    return config if stated else with_values(config, {"train_iters": 1})
+    return config if stated else with_values(config, {"train_iters": 10**9})
 
 
-def _print(plan: Plan, hardware: Hardware, tensors: bool) -> None:
+def _print(plan: Plan, hardware: Hardware, tensors: bool, lighter: Sequence[Change] | None) -> None:
     from redline.cli.console import ReportConsole
     from redline.report.text import key_values
 
@@ -307,6 +317,8 @@ def _print(plan: Plan, hardware: Hardware, tensors: bool) -> None:
     console.print(key_values("parameters", _parameter_rows(plan)))
     console.print(key_values("model FLOPs, forward and backward", _flop_rows(plan)))
     console.print(key_values("predicted peak memory of training", _memory_rows(plan, hardware)))
+    if lighter is not None:
+        console.print(key_values("to make it fit", [("change", advice(lighter))]))
     console.print(key_values("decided", ((each.what, f"{each.ran} - {each.why}") for each in plan.choices)))
     if tensors:
         table = activation_table(plan.shape, plan.microbatch)
