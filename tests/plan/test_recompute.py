@@ -58,6 +58,26 @@ def test_kernels_chosen_later_are_taken_into_account():
     assert [choice.what for choice in local.choices].count("recompute") == 1
 
 
+def test_offload_says_its_bytes_and_time():
+    """Six of eight layers: what leaves the device, and what copies take at least beyond computing.
+
+    An H200 measured 12.76 GiB less at the peak, for 62 % of a step.
+    """
+    words = "--num-layers 8 --cpu-offloading --cpu-offloading-num-layers"
+    plan, all_but_two = planned(f"{words} 8"), planned(f"{words} 6")
+    host = all_but_two.memory.fullest.host["activations"]
+    assert host == pytest.approx(planned("--num-layers 8").memory.total - all_but_two.memory.total)
+    assert host == pytest.approx(12.76 * 2**30, rel=0.01)
+    assert plan.memory.fullest.host["activations"] == pytest.approx(8 / 6 * host)
+    (choice,) = [each for each in all_but_two.choices if each.what == "activation-offload"]
+    assert choice.why.startswith("12.7") and "GiB in pinned host memory" in choice.why
+    share = float(choice.why.split("at least ")[1].split("%")[0])
+    assert 20 < share < 62
+    both = planned(f"{words} 6 --optimizer-cpu-offload")
+    (states,) = [each for each in both.choices if each.what == "optimizer-offload"]
+    assert states.why == planned("--num-layers 8 --optimizer-cpu-offload").choices[-1].why
+
+
 def test_cost_follows_what_runs_again():
     cost, layers = planned("").recompute_cost, 6
     assert cost.share(NOTHING, layers) == 0

@@ -28,7 +28,7 @@ from redline.formulas.megatron import (
     megatron_flops_per_step,
     megatron_weight_and_optimizer_bytes,
 )
-from redline.formulas.memory import activation_table
+from redline.formulas.memory import OFFLOADED, activation_table
 from redline.hardware import SHEETS, Hardware, detect_cpu, glance, hardware_named
 from redline.ledger import read_summary
 from redline.plan import Plan, make_plan
@@ -355,7 +355,10 @@ def _memory_rows(plan: Plan, hardware: Hardware) -> Iterator[tuple[str, str]]:
             yield name.replace("_", " "), format_bytes(size)
     yield "peak", f"{format_bytes(stage.total)} (while the {stage.peak_at} runs)"
     if stage.host:
-        yield "in host memory", f"{format_bytes(sum(stage.host.values()))} of optimizer states"
+        saved = stage.host.get(OFFLOADED, 0)
+        shares = {"optimizer states": sum(stage.host.values()) - saved, "activations": saved}
+        said = (f"{format_bytes(size)} of {what}" for what, size in shares.items() if size)
+        yield "in host memory", " and ".join(said)
     if stage.fragmentation or stage.context:
         yield "fragmentation, about", format_bytes(stage.fragmentation)
         yield "device context, about", format_bytes(stage.context)

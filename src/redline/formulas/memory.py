@@ -38,6 +38,7 @@ from redline.units import MIB
 
 Moment = tuple[tuple[Held, ...], tuple[Held, ...]]  # what is saved, and what is there for a moment
 Part = Literal["mlp", "attention"]
+OFFLOADED = "activations"  # their name in host memory
 ALIGNMENT = 64  # elements at which each parameter starts in the flat buffers
 OPTIMIZER_CHUNK = 1 << 24  # elements staged by the optimizer for each state of another dtype
 CODING_BYTES = 32  # an element staged: what PyTorch's operators make while they round moments to 8 or 16 bits
@@ -58,7 +59,8 @@ class StageMemory:
         peak_at: the moment of the peak, by its name above.
         moments: bytes of every moment, state included; "forward": when it has ended, never more than "loss".
         fragmentation, context: expected on top; not part of `total`.
-        host: of the state what is in host memory, by tensor class; not part of `total` either.
+        host: in host memory, of the state by tensor class, and offloaded "activations" of one microbatch; not
+            part of `total` either.
     """
 
     state: Mapping[str, int]
@@ -142,6 +144,8 @@ def training_memory(shape: ModelShape, run: MicrobatchShape, dtypes: StateDtypes
         state = {name: size - host.get(name, 0) for name, size in state.items()}
         state["optimizer_stages"] = stage_bytes(elements, dtypes)
     shape = of_rank(shape, run.tp)
+    if run.offload_layers and run.device == "cuda":
+        host[OFFLOADED] = offloaded_bytes(shape, run)
     if run.fp8_stored:
         state["weights"] -= (ITEM_BYTES[dtypes.param] - 1) * run.fp8_weights
     copies = run.fp8_weights * (run.fp8_copies - run.fp8_stored) + 2 * run.fp8_head
@@ -195,18 +199,26 @@ def saved_by_layers(shape: ModelShape, run: MicrobatchShape, last: int | None = 
     Args:
         last: count up to this unit or layer only; None: all.
     """
-    units = run.recompute.units(shape.num_layers)
-    covered = units[-1].stop if units else 0
-    stretches: list[tuple[int, tuple[Held, ...]]] = [
-        (unit.start, (unit_input(shape, run),)) for unit in units
-    ]
-    layer = saved_by_layer(shape, run)
-    stretches += [(index, layer) for index in range(covered, shape.num_layers)]
-    stretches = stretches[:last]
+    stretches = _stretches(shape, run)[:last]
     away = [kept for start, kept in stretches if start < run.offload_layers]
     here = [kept for start, kept in stretches if start >= run.offload_layers]
     travelling = away[-(2 - len(here)) :] if len(here) < 2 else []
     return tuple(held for kept in (*travelling, *here) for held in kept)
+
+
+def offloaded_bytes(shape: ModelShape, run: MicrobatchShape) -> int:
+    """What the first `run.offload_layers` layers of one rank keep in host memory when forward has ended."""
+    away = (kept for start, kept in _stretches(shape, run) if start < run.offload_layers)
+    return sum(map(total_bytes, away))
+
+
+def _stretches(shape: ModelShape, run: MicrobatchShape) -> list[tuple[int, tuple[Held, ...]]]:
+    """The first layer of each recomputed unit with its input, then each other layer with all it keeps."""
+    units = run.recompute.units(shape.num_layers)
+    covered = units[-1].stop if units else 0
+    layer = saved_by_layer(shape, run)
+    inputs = [(unit.start, (unit_input(shape, run),)) for unit in units]
+    return [*inputs, *((index, layer) for index in range(covered, shape.num_layers))]
 
 
 def _backward(shape: ModelShape, run: MicrobatchShape, part: Part) -> Iterator[Moment]:

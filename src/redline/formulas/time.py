@@ -119,6 +119,16 @@ def collective_s(
     return times * (latency + sent_bytes(kind, num_bytes, ranks) / rate)
 
 
+def unhidden_s(copy_s: float, forward_s: float) -> float:
+    """Seconds that layers wait at least for their offloaded activations.
+
+    Args:
+        copy_s: of one way; out beside their forward, back beside their backward.
+        forward_s: of their forward pass. Backward takes twice as long.
+    """
+    return max(0.0, copy_s - forward_s) + max(0.0, copy_s - 2 * forward_s)
+
+
 def round_trip_s(num_bytes: float, bytes_per_s: float, *, overlap: bool) -> float:
     """Seconds in which `num_bytes` come from host memory and go back there, at once or in turn."""
     return (1 if overlap else 2) * num_bytes / bytes_per_s

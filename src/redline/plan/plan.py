@@ -120,7 +120,8 @@ class Plan:
             choice = recompute_choice(
                 microbatch.recompute, self.recompute_cost, plain.total - memory.total, shape.num_layers
             )
-        choices = tuple(each for each in self.choices if each.what != "recompute")
+        choices = tuple(each for each in self.choices if each.what not in ("recompute", "activation-offload"))
+        choices += offload_choice(microbatch, memory, self.recompute_cost)
         choices += () if choice is None else (choice,)
         return replace(self, microbatch=microbatch, memory=memory, choices=choices)
 
@@ -195,7 +196,6 @@ def make_plan(config: RunConfig, hardware: Hardware, vocab_size: int, world_size
             precision,
             *ranks.choices,
             *(fp8.choices if fp8 else ()),
-            *offload_choice(config, hardware),
             *optimizer_offload_choice(config.optim, memory, hardware),
         ),
         search=recompute_search(config, hardware, cost),

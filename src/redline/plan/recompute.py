@@ -15,15 +15,16 @@ from redline.choice import Choice
 from redline.config import RunConfig
 from redline.config.recompute import BESIDE_RESIDUAL_NORM
 from redline.formulas.activations import MicrobatchShape
-from redline.formulas.memory import training_memory
+from redline.formulas.memory import OFFLOADED, MemoryEstimate, training_memory
 from redline.formulas.recompute import MODULES, NOTHING, Module, Recompute, full, selective
 from redline.formulas.shape import ModelShape
 from redline.formulas.state import StateDtypes
+from redline.formulas.time import unhidden_s
 from redline.hardware import Hardware, hardware_named
 from redline.plan.cost_layer import head_cost, layer_cost, stream_gather_s
-from redline.plan.cost_rates import rates_of
+from redline.plan.cost_rates import COPY_SHARE, rates_of
 from redline.plan.cost_setup import setup_of
-from redline.units import format_bytes
+from redline.units import format_bytes, format_duration
 
 Needed = Callable[[Recompute], int]  # bytes that a run reserves
 RANKING_DEVICE = "h100"  # whose rates rank choices where the device has no data sheet
@@ -37,12 +38,14 @@ class RecomputeCost:
         step_s: of the whole microbatch, nothing recomputed.
         layer_s: of running one layer's forward again.
         module_s: of one layer's modules again.
+        copy_bytes_per_s: of copies to and from host memory, one direction; None where that is not known.
         gather_s: of gathering the input of one unit, where its parts are spread over tp ranks.
     """
 
     step_s: float
     layer_s: float
     module_s: Mapping[Module, float]
+    copy_bytes_per_s: float | None = None
     gather_s: float = 0.0
 
     def share(self, choice: Recompute, num_layers: int) -> float:
@@ -163,7 +166,14 @@ def recompute_cost(
     }
     whole = setup.shape.num_layers * layer.total + head_cost(setup, rates).total
     gather = stream_gather_s(setup, rates)
-    return RecomputeCost(step_s=whole, layer_s=layer.forward.total, module_s=again, gather_s=gather)
+    link = hardware.pcie_bytes_per_s
+    return RecomputeCost(
+        step_s=whole,
+        layer_s=layer.forward.total,
+        module_s=again,
+        copy_bytes_per_s=None if link is None else COPY_SHARE * link,
+        gather_s=gather,
+    )
 
 
 def recompute_choice(choice: Recompute, cost: RecomputeCost, saved_bytes: int, num_layers: int) -> Choice:
@@ -173,12 +183,21 @@ def recompute_choice(choice: Recompute, cost: RecomputeCost, saved_bytes: int, n
     return Choice("recompute", str(choice), str(choice), why)
 
 
-def offload_choice(config: RunConfig, hardware: Hardware) -> tuple[Choice, ...]:
-    """The record of activations kept in host memory; nothing where none are."""
-    layers = config.recompute.cpu_offloading_num_layers
+def offload_choice(run: MicrobatchShape, memory: MemoryEstimate, cost: RecomputeCost) -> tuple[Choice, ...]:
+    """The record of activations kept in host memory, with bytes and time; nothing where none are."""
+    layers = run.offload_layers
     if not layers:
         return ()
-    why = "pinned host memory, on a stream of its own, a layer ahead in backward"
-    if hardware.kind == "cpu":
-        why = "copies inside host memory: on a CPU this saves nothing"
+    why = "copies inside host memory: on a CPU this saves nothing"
+    if run.device == "cuda":
+        moved = memory.fullest.host[OFFLOADED]
+        why = (
+            f"{format_bytes(moved)} in pinned host memory, on a stream of its own, a layer ahead in backward"
+        )
+        if cost.copy_bytes_per_s is not None:
+            once = moved / cost.copy_bytes_per_s
+            share = unhidden_s(once, layers * cost.layer_s) / cost.step_s
+            why += (
+                f": {format_duration(once)} each way in a microbatch, at least {share:.1%} of its time more"
+            )
     return (Choice("activation-offload", f"{layers} layers", f"{layers} layers", why),)
