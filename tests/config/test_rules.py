@@ -329,6 +329,12 @@ CASES: dict[str, list[tuple[str, str]]] = {
         for recipe in ("blockwise", "mxfp8")
         for flag in ("--keep-fp8-transpose-cache", f"--fp8-param-gather {SHARDED}")
     ],
+    "offload-something": [
+        (
+            "--optimizer-cpu-offload --optimizer-offload-fraction 0",
+            "--optimizer-cpu-offload --optimizer-offload-fraction 0.01",
+        )
+    ],
     "fp8-gather-storage": [
         (f"--fp8 --fp8-param-gather {SHARDED} {flag}", f"--fp8 {SHARDED} {flag}")
         for flag in ("--use-precision-aware-optimizer", "--fp8-return-to-bf16 2")

@@ -24,8 +24,12 @@ SMALL = TINY.replace("--micro-batch-size 2", "--micro-batch-size 4") + " --num-l
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has ..."),
         RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes"),
         MemoryError(),
+        torch.AcceleratorError("CUDA error: out of memory\nCUDA kernel errors might be reported later"),
+        RuntimeError("Triton Error [CUDA]: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("NCCL error, unhandled cuda error\nLast error:\nCuda failure 2 'out of memory'"),
     ],
-    ids=["gpu", "cpu", "python"],
+    ids=["gpu", "cpu", "python", "pinned", "triton", "cublas", "nccl"],
 )
 def test_the_error_names_what_was_predicted_what_is_there_and_what_would_fit(
     redline: Any, monkeypatch: pytest.MonkeyPatch, failure: Exception

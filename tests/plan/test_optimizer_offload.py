@@ -23,10 +23,7 @@ def said(flags, hardware):
 def test_bytes_and_seconds():
     """12 bytes of 8.03e9 parameters over 85 % of 64 GB/s; in turn twice that."""
     h200 = hardware_named("h200")
-    assert (
-        said("", h200) is None
-        and said("--optimizer-cpu-offload --optimizer-offload-fraction 0", h200) is None
-    )
+    assert said("", h200) is None
     whole = said("--optimizer-cpu-offload", h200)
     seconds = 12 * 8.03e9 / (0.85 * h200.pcie_bytes_per_s)
     assert whole.why == (
@@ -62,3 +59,15 @@ def test_the_planner_counts_the_same(dp):
     assert coded.memory.optimizer == pytest.approx(held * (2 + 2.0625))
     seconds = 12 * held / (0.85 * h200.pcie_bytes_per_s)
     assert away.step_s - here.step_s == pytest.approx(seconds, rel=1e-6)
+
+
+def test_the_storage_that_only_bf16_has_is_said_not_to_act_elsewhere():
+    def said(words):
+        config = parse_args(f"--preset llama3.2-1b --train-iters 1 {words}".split()).config
+        choices = make_plan(config, hardware_named("h200"), config.model.vocab_size).choices
+        return [str(each) for each in choices if each.what == "main-parameters"]
+
+    aware = "--use-precision-aware-optimizer"
+    assert not said(f"--bf16 {aware}") and not said("--fp16")
+    for name in ("fp16", "fp32"):
+        assert f"those of {name} stay as they are" in said(f"--{name} {aware}")[0]

@@ -25,6 +25,14 @@ def choose_precision(precision: PrecisionConfig, hardware: Hardware) -> Choice:
     return Choice("precision", "auto", "bf16", "a GPU's bf16 units need no loss scaling")
 
 
+def storage_choice(name: str, optim: OptimConfig) -> tuple[Choice, ...]:
+    """The record of `--use-precision-aware-optimizer` where parameters are no half of the main ones."""
+    if not optim.use_precision_aware_optimizer or name == "bf16":
+        return ()
+    why = f"16 more bits make an fp32 main parameter of a bf16 one; those of {name} stay as they are"
+    return (Choice("main-parameters", "a parameter and 16 more bits", "whole", why),)
+
+
 def state_dtypes(name: str, precision: PrecisionConfig, optim: OptimConfig) -> StateDtypes:
     """Storage of parameters, gradients and optimizer state under recipe `name`."""
     main = "fp64" if name == "fp64" else "fp32"

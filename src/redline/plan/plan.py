@@ -25,7 +25,7 @@ from redline.formulas.state import StateDtypes
 from redline.hardware import Hardware
 from redline.plan.batch import BatchSchedule, make_batch_schedule, ramp_up
 from redline.plan.data_parallel import DataParallelPlan, plan_data_parallel
-from redline.plan.dtypes import choose_precision, state_dtypes
+from redline.plan.dtypes import choose_precision, state_dtypes, storage_choice
 from redline.plan.fp8 import Fp8Plan, plan_fp8
 from redline.plan.grid import RankGrid, make_grid
 from redline.plan.kernels import Conditions, choose_kernels
@@ -194,6 +194,7 @@ def make_plan(config: RunConfig, hardware: Hardware, vocab_size: int, world_size
         flops=MappingProxyType({name: flops_per_token(shape, seq_length, name) for name in CONVENTIONS}),
         choices=(
             precision,
+            *storage_choice(precision.ran, config.optim),
             *ranks.choices,
             *(fp8.choices if fp8 else ()),
             *optimizer_offload_choice(config.optim, memory, hardware),

@@ -28,6 +28,9 @@ STATE_CLASSES: dict[str, tuple[Kind, ...]] = {
     "exp_avg_sq": ("exp_avg_sq", "exp_avg_sq_top"),
 }
 CPU_FAILURE = "DefaultCPUAllocator"
+# What says that memory ran out where no type does: PyTorch on the CPU; CUDA (pinned memory and launches fail
+# as torch.AcceleratorError), Triton and NCCL; cuBLAS.
+FAILURES = (CPU_FAILURE, "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 RESET_PEAK = "5"  # proc(5): writing 5 sets VmHWM back to the current resident size
 
 
@@ -142,6 +145,9 @@ def out_of_memory_explained(config: RunConfig, plan: Plan, hardware: Hardware) -
         needed, there = plan.memory.reserved, _available(hardware)
         changes = lighter_changes(config, plan, hardware, least_needed(plan.memory, there, failed=True))
         said = _first_sentence(str(error))
+        pinned = sum(plan.memory.fullest.host.values())
+        if pinned and not isinstance(error, torch.OutOfMemoryError):
+            said += f" (or the host's: {format_bytes(pinned)} of optimizer states are pinned there)"
         raise TrainingError(
             f"{hardware.name} has no memory left for this run.",
             why=f"{said}; {format_bytes(needed)} were predicted, and {format_bytes(there)} are available.",
@@ -162,14 +168,16 @@ def warning_if_too_large(config: RunConfig, plan: Plan, hardware: Hardware) -> s
 
 
 def _first_sentence(text: str) -> str:
-    """Of what the allocator says; PyTorch's on the CPU puts a place in its source before."""
-    sentence = text[max(text.find(CPU_FAILURE), 0) :].partition("\n")[0].split(". ")[0]
+    """Of what the allocator says: PyTorch's on the CPU puts a place in its source before, NCCL much else."""
+    lines = text.splitlines() or [""]
+    line = next((line for line in lines if any(failure in line for failure in FAILURES)), lines[0])
+    sentence = line[max(line.find(CPU_FAILURE), 0) :].split(". ")[0]
     return sentence.rstrip(".") or "an allocation failed"
 
 
 def _is_out_of_memory(error: RuntimeError) -> bool:
-    """PyTorch's CPU allocator raises a plain RuntimeError."""
-    return isinstance(error, torch.OutOfMemoryError) or CPU_FAILURE in str(error)
+    """Whether memory ran out, by its type or by what it says."""
+    return isinstance(error, torch.OutOfMemoryError) or any(each in str(error) for each in FAILURES)
 
 
 def _available(hardware: Hardware) -> int:

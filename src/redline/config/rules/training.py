@@ -287,6 +287,19 @@ def moments_in_8_bits(config: RunConfig) -> Broken:
 
 
 @rule(
+    "offload-something",
+    "optimizer_cpu_offload",
+    "optimizer_offload_fraction",
+    why="the fraction is the share of the optimizer states that host memory keeps.",
+)
+def offload_something(config: RunConfig) -> Broken:
+    o = config.optim
+    if not o.optimizer_cpu_offload or o.optimizer_offload_fraction:
+        return None
+    return "--optimizer-cpu-offload moves nothing at a fraction of 0.", "give another, or leave both out."
+
+
+@rule(
     "source-of-weights",
     "finetune",
     "load",
