@@ -6,10 +6,14 @@ import pytest
 import torch
 from torch import nn
 
+from redline.config import parse_args
 from redline.formulas.buckets import BucketRule
+from redline.hardware import Hardware, hardware_named
 from redline.optim import FlatBuffers, Sharding
-from redline.run.memory import MemoryMeter, _first_sentence, measured_memory
+from redline.plan import make_plan
+from redline.run.memory import MemoryMeter, _first_sentence, measured_memory, warning_if_too_large
 
+SMALL = ["--use-precision-aware-optimizer", "--exp-avg-dtype", "fp8", "--exp-avg-sq-dtype", "fp8"]
 NUMEL = 64 * 64 + 64
 
 
@@ -48,3 +52,31 @@ def test_what_the_allocator_says() -> None:
         _first_sentence(cpu).startswith("DefaultCPUAllocator")
         and _first_sentence("") == "an allocation failed"
     )
+
+
+@pytest.mark.parametrize(("others", "warned"), [(0, False), (100 << 30, True)])
+def test_a_run_is_held_against_what_is_free(
+    monkeypatch: pytest.MonkeyPatch, others: int, warned: bool
+) -> None:
+    """On a GPU that others use too; on its own the context that this process has already is no loss."""
+    hardware = hardware_named("h200")
+    assert hardware is not None
+    config = parse_args(
+        ["--preset", "llama3-8b", "--seq-length", "8192", "--train-iters", "1", *SMALL]
+    ).config
+    plan = make_plan(config, hardware, 128_256)
+    free = hardware.memory_bytes - plan.memory.fullest.context - others
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free, hardware.memory_bytes))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 0)
+    said = warning_if_too_large(config, plan, hardware)
+    assert (said is not None) == warned
+    assert said is None or "39.80 GiB free" in said
+
+
+def test_a_run_on_the_cpu_is_held_against_the_hosts_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the machine has a GPU."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, 0))
+    config = parse_args(["--train-iters", "1"]).config
+    hardware = Hardware(name="a CPU", kind="cpu", memory_bytes=1 << 40)
+    assert warning_if_too_large(config, make_plan(config, hardware, 512), hardware) is None

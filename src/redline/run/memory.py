@@ -157,13 +157,17 @@ def out_of_memory_explained(config: RunConfig, plan: Plan, hardware: Hardware) -
 
 def warning_if_too_large(config: RunConfig, plan: Plan, hardware: Hardware) -> str | None:
     """What to say before anything is allocated for a run that is predicted not to fit."""
-    needed, there = plan.memory.reserved, hardware.memory_bytes
+    needed, there = plan.memory.reserved, _available(hardware)
+    if hardware.kind == "cuda":  # this process has its context by now, which the prediction counts
+        there = min(hardware.memory_bytes, there + plan.memory.fullest.context)
     if needed <= there:
         return None
+    free = " free" if there < hardware.memory_bytes else ""
     changes = lighter_changes(config, plan, hardware, there)
     return (
         f"warning: this run is predicted to need {format_bytes(needed)}, and {hardware.name} has "
-        f"{format_bytes(there)}; {advice(changes)}; `redline memory` with these options shows what takes it."
+        f"{format_bytes(there)}{free}; {advice(changes)}; `redline memory` with these options shows what "
+        "takes it."
     )
 
 
@@ -182,7 +186,7 @@ def _is_out_of_memory(error: RuntimeError) -> bool:
 
 def _available(hardware: Hardware) -> int:
     """What this process could have: on a GPU what is free and what it holds already."""
-    if not torch.cuda.is_available():
+    if hardware.kind != "cuda":
         return hardware.memory_bytes
     return torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved()
 
