@@ -20,6 +20,7 @@ TP_OVERLAP = "--tensor-model-parallel-size 2 --sequence-parallel --tp-comm-overl
 CHUNKS = f"{TP_OVERLAP} --micro-batch-size 1 --seq-length 32 --tp-comm-overlap-chunks"
 
 # rule -> [(words that break it, words that do not)]
+ENDS = "--fp8 --first-last-layers-bf16"
 TE = "--transformer-impl transformer_engine"
 CASES: dict[str, list[tuple[str, str]]] = {
     "heads-divide-hidden": [("--num-attention-heads 5", "--num-attention-heads 5 --kv-channels 16")],
@@ -339,6 +340,10 @@ CASES: dict[str, list[tuple[str, str]]] = {
         (f"--fp8 --fp8-param-gather {SHARDED} {flag}", f"--fp8 {SHARDED} {flag}")
         for flag in ("--use-precision-aware-optimizer", "--fp8-return-to-bf16 2")
     ],
+    "fp8-first-last-keeps-some": [
+        (f"{ENDS} --num-layers-at-start-in-bf16 0 --num-layers-at-end-in-bf16 0", f"{ENDS} {flag} 0")
+        for flag in ("--num-layers-at-start-in-bf16", "--num-layers-at-end-in-bf16")
+    ],
     "mtp-positions": [
         ("--mtp-num-layers 1", f"--mtp-num-layers 1 {ROPE}"),
         (f"--mtp-num-layers 1 --mtp-hsm {ROPE}", f"--mtp-num-layers 2 --mtp-hsm {ROPE}"),
@@ -381,6 +386,23 @@ def test_param_gather_overlap_names_what_is_missing() -> None:
     assert "add --use-distributed-optimizer and --overlap-grad-reduce" in said
     said = broken("--overlap-param-gather --overlap-grad-reduce", training=False)["gather-overlap-needs"]
     assert "add --use-distributed-optimizer." in said
+
+
+@pytest.mark.parametrize("end", ["start", "end"])
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_counts_of_bf16_layers_need_their_switch(end: str, count: int) -> None:
+    """Megatron's default, given by name, is no exception: it would keep nothing."""
+    words = f"--num-layers-at-{end}-in-bf16 {count}"
+    (problem,) = broken(f"--fp8 {words}", training=False).values()
+    assert "--first-last-layers-bf16" in problem
+    if count:
+        assert not broken(f"{ENDS} {words}", training=False)
+
+
+def test_margins_that_leave_nothing_of_a_value_are_refused() -> None:
+    (problem,) = broken("--fp8 --fp8-margin 15", training=False).values()
+    assert "at most 14" in problem
+    assert not broken("--fp8 --fp8-margin 14", training=False)
 
 
 def test_tp_overlap_names_the_conflict_before_launch() -> None:

@@ -40,6 +40,13 @@ def test_another_length_of_history_starts_the_scales_anew(train: Any) -> None:
     assert len(resumed.losses) == 6 and "fp8 scales" in resumed.output
 
 
+def test_another_format_starts_the_scales_anew(train: Any) -> None:
+    """A scale made for E5M2 is up to 128 times too large for E4M3, and in reverse as much too small."""
+    train("run", f"{FLAGS} --fp8 --exit-interval 3")
+    resumed = train("run", f"{FLAGS} --fp8-e4m3 --load run --log-interval 1")
+    assert "fp8 scales: measured anew" in resumed.output and "fp8 cut off" not in resumed.output
+
+
 def test_an_evaluation_leaves_training_alone(tmp_path: Path) -> None:
     plain, evaluated = opened(tmp_path, FP8), opened(tmp_path, FP8)
     losses = []
@@ -57,6 +64,7 @@ def test_what_stays_in_bf16_is_said(tmp_path: Path) -> None:
     """B042: the dimension that does not fit is the one that is named, with the sizes that would."""
     said: list[str] = []
     run = opened(tmp_path, {**FP8, "ffn_hidden_size": 40, "fp8_keep_bf16": ("*.proj",)}, said.append)
+    stays = [line.removeprefix("in bf16 beside fp8: ") for line in said if "in bf16 beside fp8" in line]
     reasons = {choice.why for choice in run.choices if choice.what == "in bf16 beside fp8"}
     fit = "size 40 is no multiple of 16 (the nearest are 32 and 48)"
     assert reasons == {
@@ -64,7 +72,20 @@ def test_what_stays_in_bf16_is_said(tmp_path: Path) -> None:
         f"layers.0.mlp.fc2, layers.1.mlp.fc2: its input {fit}",
         "layers.0.attention.proj, layers.1.attention.proj: --fp8-keep-bf16 *.proj",
     }
+    assert {line.removesuffix(".") for line in stays} == reasons  # by name, and before the first step
     assert run.state.fp8 is not None and len(run.state.fp8.gemms) == 2
+
+
+def test_a_pattern_that_matches_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"nosuch\* matches no GEMM[^$]*layers\.0\.attention\.qkv[^$]*1\.mlp\.fc2"
+    ):
+        opened(tmp_path, {**FP8, "fp8_keep_bf16": ("*.proj", "nosuch*")})
+
+
+def test_a_head_in_fp8_without_a_gpu_says_what_runs_without_it(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="leave it out: the layers run in fp8 without it"):
+        opened(tmp_path, {**FP8, "fp8_output_proj": True})
 
 
 SITES = tuple(
@@ -193,7 +214,8 @@ def test_tables_of_what_casts_lose(train: Any) -> None:
     assert [(row["site"], row["operand"]) for row in rows[24:]] == names
     assert all(row["amax"] > 0 and 0 <= row["saturated"] < 0.1 for row in rows)
     assert any(row["underflowed"] > 0 for row in rows)
-    assert len(run.summary["fp8"]) == 8 and "rounded to 0" in run.output
+    assert len(run.summary["fp8"]) == 8 and "to 0" in run.output
+    assert any("layers.1.attention.proj" in line for line in run.output.splitlines())
     assert run.losses == train("plain", f"{FLAGS} --fp8 --fp8-margin 6").losses
 
     train("cut", f"{flags} --exit-interval 4")

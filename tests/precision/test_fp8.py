@@ -103,8 +103,11 @@ def test_state_is_saved_whole_and_does_not_grow():
     assert sizes == {name: tensor.shape for name, tensor in fp8.tensors().items()}
     for name, tensor in other.tensors().items():
         tensor.copy_(fp8.tensors()[name])
-    assert other.fits(fp8.values()) and not state(history_len=8).fits(fp8.values())
+    assert other.fits(fp8.values()) and not other.fits(None)
+    for options in ({"history_len": 8}, {"format": "e4m3"}, {"margin": 1}, {"recipe": "blockwise"}):
+        assert not state(**options).fits(fp8.values())
     other.load_values(fp8.values())
+    assert other.worst_overshoot() == fp8.worst_overshoot() == (2.0, SITE, "x")
     assert see(other, 1.0, 1.0) == see(fp8, 1.0, 1.0)
 
 

@@ -216,7 +216,9 @@ def make_fp8(
         raise ConfigError(
             "--fp8-output-proj cannot be obeyed.",
             "the head runs in fp8 inside the fused loss without logits, which this run does not use.",
-            "leave it out, or run on a GPU with the fused loss (--cross-entropy-fusion-impl linear).",
+            "leave it out: the layers run in fp8 without it. That loss runs on a GPU alone."
+            if device.type == "cpu"
+            else "leave it out, or use the fused loss (--cross-entropy-fusion-impl linear).",
         )
     fuse_wgrad = config.kernels.gradient_accumulation_fusion
     buffers, ranks, compute_dtype = storage

@@ -68,7 +68,14 @@ class PrecisionConfig(Section):
     fp8_quantizer_factory: str | None = flag(
         None, waits_for=CUSTOM_CODE, help="Python path of a custom recipe."
     )
-    fp8_margin: int = flag(0, at_least=0, needs=DELAYED, help="Divide scales by 2^margin.")
+    fp8_margin: int = flag(
+        0,
+        at_least=0,
+        at_most=14,  # at 15 the largest value itself becomes a subnormal of E4M3
+        other=1,
+        needs=DELAYED,
+        help="Divide scales by 2^margin.",
+    )
     fp8_interval: int = flag(1, at_least=1, needs=DELAYED, help="Steps between updates of the scales.")
     fp8_amax_history_len: int = flag(
         1024,
@@ -117,8 +124,12 @@ class PrecisionConfig(Section):
         help="Keep the weights of GEMMs in fp8 alone, and gather them as bytes.",
     )
     first_last_layers_bf16: bool = flag(False, needs=ON_FP8, help="First and last layers in bf16.")
-    num_layers_at_start_in_bf16: int = flag(1, at_least=0, needs=FIRST_LAST, help="How many first layers.")
-    num_layers_at_end_in_bf16: int = flag(1, at_least=0, needs=FIRST_LAST, help="How many last layers.")
+    num_layers_at_start_in_bf16: int | None = flag(
+        None, at_least=0, megatron=1, other=2, needs=FIRST_LAST, help="How many first layers; unset: 1."
+    )
+    num_layers_at_end_in_bf16: int | None = flag(
+        None, at_least=0, megatron=1, other=2, needs=FIRST_LAST, help="How many last layers; unset: 1."
+    )
     fp8_output_proj: bool = flag(
         False, needs=ON_FP8, help="The output head in fp8 (its weight gradient stays in bf16)."
     )

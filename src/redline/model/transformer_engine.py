@@ -281,6 +281,8 @@ class EngineFp8:
             "history_len": self.spec.history_len,
             "sites": list(self._engine.modules),
             "blocks": self.spec.blocks,
+            "format": self.spec.format,
+            "margin": self.spec.margin,
         }
 
     def fits(self, values: Mapping[str, Any] | None) -> bool:

@@ -13,6 +13,8 @@ from redline.formulas.fp8_sizes import FP8_MULTIPLES
 from redline.formulas.shape import ModelShape
 from redline.hardware import ADA, BLACKWELL, HOPPER, Hardware
 
+BESIDE_FP8 = "in bf16 beside fp8"  # the choice that names GEMMs which stay
+
 
 @dataclass(frozen=True, slots=True)
 class Fp8Plan:
@@ -47,11 +49,12 @@ def plan_fp8(config: PrecisionConfig, shape: ModelShape, hardware: Hardware) -> 
     Args:
         shape: of the part that one rank holds: its matrices are what GEMMs multiply.
 
-    Raises: ConfigError where the card has no fp8 units, or nothing would be left to run in fp8.
+    Raises: ConfigError where the card has no fp8 units, a pattern matches no site, or none would run in fp8.
     """
     if config.fp8_format is None:
         return None
     _require_units(config, hardware)
+    _require_matches(config.fp8_keep_bf16, [name for name, _, _ in gemm_sites(shape)])
     kept: dict[str, list[str]] = {}
     sites, weights = [], 0
     for name, size_out, size_in in gemm_sites(shape):
@@ -82,7 +85,7 @@ def plan_fp8(config: PrecisionConfig, shape: ModelShape, hardware: Hardware) -> 
         )
     ]
     for reason, names in kept.items():
-        choices.append(Choice("in bf16 beside fp8", "fp8", "bf16", f"{_listed(names)}: {reason}"))
+        choices.append(Choice(BESIDE_FP8, "fp8", "bf16", f"{_listed(names)}: {reason}"))
     return Fp8Plan(
         tuple(sites),
         weights,
@@ -93,6 +96,16 @@ def plan_fp8(config: PrecisionConfig, shape: ModelShape, hardware: Hardware) -> 
         else 2,
         stored=config.fp8_param_gather,
     )
+
+
+def _require_matches(patterns: tuple[str, ...], names: list[str]) -> None:
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise ConfigError(
+                f"--fp8-keep-bf16 {pattern} matches no GEMM.",
+                f"the GEMMs of the layers are {_listed(names)}, up to {names[-1]}.",
+                "write a shell pattern that matches some of these names, or leave it out.",
+            )
 
 
 def _require_units(config: PrecisionConfig, hardware: Hardware) -> None:
@@ -130,7 +143,8 @@ def _reason(config: PrecisionConfig, shape: ModelShape, name: str, size_out: int
     """Why a site stays in bf16, or None."""
     layer = int(name.split(".")[1])
     if config.first_last_layers_bf16:
-        first, last = config.num_layers_at_start_in_bf16, config.num_layers_at_end_in_bf16
+        counts = config.num_layers_at_start_in_bf16, config.num_layers_at_end_in_bf16
+        first, last = (1 if count is None else count for count in counts)
         if layer < first or layer >= shape.num_layers - last:
             return "--first-last-layers-bf16"
     for pattern in config.fp8_keep_bf16:

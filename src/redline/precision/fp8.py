@@ -34,6 +34,7 @@ ScalingRecipe = Literal["delayed", "tensorwise", "blockwise", "mxfp8"]
 Result = TypeVar("Result", bound=tuple[Tensor, ...])
 Operand = Literal["x", "w", "dy"]
 OPERANDS: tuple[Operand, ...] = ("x", "w", "dy")
+FITTING = ("sites", "history_len", "format", "margin", "blocks")  # where they differ, scales do not fit
 NEVER = 1 << 30  # more steps in a row than a run has
 ENLARGED = 2.0**20  # what is 0 in fp8 even so was 0 before, or too small to matter
 
@@ -286,20 +287,24 @@ class Fp8State:
     def values(self) -> dict[str, Any]:
         """The state beside tensors, as JSON values."""
         values = {"steps": self.steps, "history_len": self.spec.history_len, "sites": list(self.sites)}
-        return values | {"blocks": self.spec.blocks, "streak": self.streak.tolist()}
+        values |= {"format": self.spec.format, "margin": self.spec.margin, "blocks": self.spec.blocks}
+        finite = self.overshoot.nan_to_num(torch.finfo(torch.float32).max)  # JSON has no Inf and no NaN
+        return values | {"streak": self.streak.tolist(), "overshoot": finite.tolist()}
 
     def fits(self, values: Mapping[str, Any] | None) -> bool:
-        """Whether `values` and the tensors beside them belong to the same sites and length of history."""
+        """Whether `values` and the tensors beside them belong to the same sites and the same casts.
+
+        A scale of E5M2 makes values 128 times too large for E4M3, and in reverse as much too small.
+        """
         wanted = self.values()
-        if values is None or values.get("blocks", False) != self.spec.blocks:
-            return False
-        return all(values[key] == wanted[key] for key in ("history_len", "sites"))
+        return values is not None and all(values.get(key) == wanted[key] for key in FITTING)
 
     def load_values(self, values: Mapping[str, Any]) -> None:
         """Take over `values()`; to be called once the tensors are filled."""
         self.steps = int(values["steps"])
         self.inverse.copy_(self.scale.reciprocal())
         self.streak.copy_(torch.tensor(values.get("streak", 0), dtype=torch.int32))
+        self.overshoot.copy_(torch.tensor(values.get("overshoot", 0.0)))
         self.amax.zero_()
 
 

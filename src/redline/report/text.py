@@ -136,9 +136,9 @@ def _mfu(facts: Mapping[str, Any]) -> str:
 def _fp8(rows: Iterable[Mapping[str, Any]]) -> Table:
     """The operands that lost most in their cast to fp8."""
     table = new_table("fp8: what casts lost in the step looked at last, worst first")
-    table.add_column("GEMM")
+    table.add_column("GEMM", overflow="fold")  # a name cut short is two names
     table.add_column("operand")
-    for header in ("largest value", "scale", "cut off", "rounded to 0"):
+    for header in ("largest", "scale", "cut off", "to 0"):
         table.add_column(header, justify="right", no_wrap=True)
     for row in rows:
         sizes = ("n/a" if row[name] is None else f"{row[name]:.3g}" for name in ("amax", "scale"))

@@ -45,6 +45,7 @@ from redline.data import DataSplits, Microbatch, StdlibCorpus
 from redline.errors import ConfigError
 from redline.hardware import Hardware, detect, with_measured_peak
 from redline.plan import Plan, ScheduleSpec, complaints, make_plan
+from redline.plan.fp8 import BESIDE_FP8
 from redline.run.batches import step_batches
 from redline.run.data import data_prefixes, demo_corpus, open_run_data, wants_demo_corpus
 from redline.run.memory import MemoryMeter, out_of_memory_explained, warning_if_too_large
@@ -331,7 +332,10 @@ def _compiled(
 
 def _introduce(plan: Plan, choices: Sequence[Choice], splits: DataSplits, say: Say) -> None:
     """What is about to run, and on which data: the answer to "is this what I meant?"."""
-    say("; ".join(f"{choice.what}: {choice.ran}" for choice in choices))
+    said = [choice for choice in choices if choice.what == BESIDE_FP8]
+    say("; ".join(f"{choice.what}: {choice.ran}" for choice in choices if choice not in said))
+    for choice in said:
+        say(f"{choice.what}: {choice.why}.")
     count, memory = format_count(plan.parameters.total), format_bytes(plan.memory.reserved)
     say(f"model: {count} parameters, {memory} of memory predicted")
     for part in splits.parts[:MOST_PARTS]:
@@ -369,7 +373,10 @@ def _say_start(config: RunConfig, start: Start, state: TrainState, lines: list[s
         return
     say(f"resumed from {start.folder}: step {state.iteration}, {state.consumed_samples} samples consumed.")
     if state.fp8 is not None and not scales_fit(state, start):
-        say("fp8 scales: measured anew; the checkpoint has none for these GEMMs and this length of history.")
+        say(
+            "fp8 scales: measured anew; the checkpoint has none for these GEMMs, this format and margin, "
+            "and this length of history."
+        )
     if state.fp8 is not None and state.fp8.returned:
         say(f"in bf16 since they saturated too often: {', '.join(state.fp8.returned)}.")
     for line in (*lines, *changed_options(config, start)):

@@ -107,6 +107,24 @@ def fp8_gather_storage(config: RunConfig) -> Broken:
 
 
 @rule(
+    "fp8-first-last-keeps-some",
+    "first_last_layers_bf16",
+    "num_layers_at_start_in_bf16",
+    "num_layers_at_end_in_bf16",
+    why="with no layer at either end nothing stays in bf16.",
+)
+def fp8_first_last_keeps_some(config: RunConfig) -> Broken:
+    p = config.precision
+    counts = p.num_layers_at_start_in_bf16, p.num_layers_at_end_in_bf16
+    if not p.first_last_layers_bf16 or counts != (0, 0):
+        return None
+    return (
+        "--first-last-layers-bf16 is given with 0 layers at the start and 0 at the end.",
+        "leave it out, or give --num-layers-at-start-in-bf16 or --num-layers-at-end-in-bf16 1 or more.",
+    )
+
+
+@rule(
     "mtp-positions",
     "mtp_num_layers",
     "position_embedding_type",
