@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+import time
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -10,6 +14,10 @@ from redline.comm.collectives import Pending
 from redline.comm.linked_gemm import Chunked
 from redline.errors import ShapeError
 from redline.model import TensorParallel, parallel_gemm
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "comm"))
+
+from link import Interval, Link, hidden
 
 PAIR = Group(ranks=(0, 1), index=0)
 
@@ -109,3 +117,60 @@ def test_pieces_travel_while_others_are_multiplied(monkeypatch: pytest.MonkeyPat
     torch.testing.assert_close(part, 2 * x @ w)
     with pytest.raises(ShapeError, match="5 rows cannot be spread over 2 ranks"):
         Chunked(2).gemm_scatter(x, w, PAIR)
+
+
+# Overlap, measured on a link of fixed speed beside what the order of the pieces allows.
+
+ROWS, PIECES = 8, 4
+ROW_S, PIECE_S = 0.005, 0.02  # multiplying a row, and sending a piece of two
+
+
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch) -> tuple[Link, list[Interval]]:
+    """The link between two ranks that hold the same, and when products were computed."""
+    computed: list[Interval] = []
+    link = Link(ROWS // PIECES * 3 * 8 / PIECE_S)
+    product = torch.mm
+
+    def mm(*args: torch.Tensor, out: torch.Tensor) -> None:
+        start = time.perf_counter()
+        time.sleep(len(out) * ROW_S)
+        product(*args, out=out)
+        computed.append((start, time.perf_counter()))
+
+    def exchange(sends, receives, group):
+        ((_, here),), ((_, there),) = sends, receives
+        return (link.send(here.nbytes, lambda: there.copy_(here)),)
+
+    def scatter(part, x, group):
+        own = x.chunk(2)[group.index]
+        return Pending(part, (link.send(own.nbytes, lambda: part.copy_(2 * own)),))
+
+    monkeypatch.setattr(torch, "mm", mm)
+    monkeypatch.setattr(linked_gemm, "exchange_async", exchange)
+    monkeypatch.setattr(linked_gemm, "reduce_scatter_into_async", scatter)
+    return link, computed
+
+
+def test_pieces_hide_nine_tenths_of_what_their_order_allows(timed) -> None:
+    """By intervals. A gather: two pieces behind the own rows' product, one behind the product of those two.
+
+    A scatter: all but the last piece.
+    """
+    link, computed = timed
+    x, w = torch.randn(ROWS, 3, dtype=torch.float64), torch.randn(3, 3, dtype=torch.float64)
+    whole = torch.cat((x, x))
+    gathered, scattered = [], []
+    for _ in range(3):  # a busy machine only delays
+        y, _ = Chunked(PIECES).gather_gemm(x, w, PAIR)
+        torch.testing.assert_close(y, whole @ w)
+        gathered.append(hidden(computed, link.intervals))
+        computed.clear()
+        link.intervals.clear()
+        part = Chunked(PIECES).gemm_scatter(whole, w, PAIR)
+        torch.testing.assert_close(part, 2 * x @ w)
+        scattered.append(hidden(computed, link.intervals))
+        computed.clear()
+        link.intervals.clear()
+    assert max(gathered) >= 0.9 * 3 * PIECE_S
+    assert max(scattered) >= 0.9 * (PIECES - 1) * PIECE_S

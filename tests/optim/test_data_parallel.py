@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import queue
-import threading
+import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +19,10 @@ from redline.formulas.buckets import ALIGNMENT, BucketRule, cut_buckets, shard_o
 from redline.formulas.traffic import data_parallel_collectives
 from redline.optim import AdamOptions, DataParallel, FlatBuffers, Optimizer, Sharding
 from redline.optim.pieces import Pieces, rectangles
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "comm"))
+
+from link import Link, hidden
 
 
 @settings(max_examples=60, derandomize=True, deadline=None)
@@ -203,32 +206,16 @@ def test_b058_a_parameter_without_gradient_and_a_frozen_one() -> None:
 LAYER_S, BYTES_S = 0.03, 24 * 24 * 4 / 0.02  # a layer's backward; its gradient takes two thirds of that
 
 
-class Link(Counting):
-    """Sends one thing after the other at a fixed speed, in a thread of its own, and notes when."""
+class Sending(Counting):
+    """Collectives over a link of fixed speed."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.intervals: list[tuple[float, float]] = []
-        self._queue: queue.Queue[tuple[float, threading.Event]] = queue.Queue()
-        threading.Thread(target=self._run, daemon=True).start()
-
-    def _run(self) -> None:
-        while True:
-            took, done = self._queue.get()
-            start = time.perf_counter()
-            time.sleep(took)
-            self.intervals.append((start, time.perf_counter()))
-            done.set()
+        self._link = Link(BYTES_S)
+        self.intervals = self._link.intervals
 
     def _note(self, kind: str, tensor: Tensor) -> Any:
-        done = threading.Event()
-        self._queue.put((tensor.nbytes / BYTES_S, done))
-        return Waited(done.wait)
-
-
-@dataclass
-class Waited:
-    wait: Callable[[], Any]
+        return self._link.send(tensor.nbytes)
 
 
 class Slow(torch.autograd.Function):
@@ -246,8 +233,9 @@ class Slow(torch.autograd.Function):
         return dy, None, None
 
 
-def backward_on(link: Link, overlap: bool) -> tuple[float, float, list[tuple[float, float]]]:
-    """(start, end) of a second step's backward pass, and when the link was busy."""
+def hidden_in_backward(overlap: bool) -> float:
+    """Of a second step's backward pass."""
+    link = Sending()
     weights = nn.ParameterDict({str(number): nn.Parameter(torch.zeros(24, 24)) for number in range(8)})
     buffers = FlatBuffers(
         weights.named_parameters(), main_dtype=torch.float32, grad_dtype=torch.float32, device="cpu",
@@ -265,11 +253,7 @@ def backward_on(link: Link, overlap: bool) -> tuple[float, float, list[tuple[flo
         y.sum().backward()
         end = time.perf_counter()
         reducer.finish()
-    return start, end, list(link.intervals)
-
-
-def hidden(start: float, end: float, intervals: list[tuple[float, float]]) -> float:
-    return sum(max(0.0, min(stop, end) - max(begin, start)) for begin, stop in intervals)
+    return hidden([(start, end)], link.intervals)
 
 
 def test_overlap_hides_nine_tenths_of_what_the_schedule_allows() -> None:
@@ -281,7 +265,40 @@ def test_overlap_hides_nine_tenths_of_what_the_schedule_allows() -> None:
         begin = max(free, (layer + 1) * LAYER_S)
         free = begin + took
         allowed += max(0.0, min(free, 8 * LAYER_S) - begin)
-    best = max(hidden(*backward_on(Link(), overlap=True)) for _ in range(3))  # a busy machine only delays
+    best = max(hidden_in_backward(overlap=True) for _ in range(3))  # a busy machine only delays
     print(f"hidden: {best:.3f} s measured, {allowed:.3f} s simulated, of {8 * took:.3f} s sent")
     assert best >= 0.9 * allowed > 0.5 * 8 * took
-    assert hidden(*backward_on(Link(), overlap=False)) == 0.0
+    assert hidden_in_backward(overlap=False) == 0.0
+
+
+def hidden_in_forward(overlap: bool) -> float:
+    """Of the forward pass after an update, while layers are computed."""
+    link = Sending()
+    layers = [(f"layers.{number}.weight", nn.Parameter(torch.zeros(24, 24))) for number in range(8)]
+    buffers = FlatBuffers(
+        layers, main_dtype=torch.float32, grad_dtype=torch.float32, device="cpu",
+        sharding=Sharding(rule=BucketRule(size=24 * 24, ranks=2), states=True),
+    )  # fmt: skip
+    gatherer = DataParallel(buffers, link, overlap_reduce=True, overlap_gather=overlap).gatherer
+    assert len(gatherer.buckets) == len(layers)
+    gatherer.start()
+    computed = []
+    for number in range(len(layers)):
+        gatherer.before(f"layers.{number}")
+        start = time.perf_counter()
+        assert len(link.intervals) > number, "its parameters are still on their way"
+        time.sleep(LAYER_S)
+        computed.append((start, time.perf_counter()))
+    gatherer.finish()
+    return hidden(computed, link.intervals)
+
+
+def test_gathers_hide_behind_nine_tenths_of_the_forward_pass_that_the_schedule_allows() -> None:
+    """All but the first layer's parameters arrive while layers are computed; without the flag none do."""
+    took = 4 * cut_buckets([24 * 24], BucketRule(size=24 * 24, ranks=2)).size / BYTES_S
+    assert took < LAYER_S, "so that no layer but the first waits"
+    allowed = 7 * took
+    best = max(hidden_in_forward(overlap=True) for _ in range(3))
+    print(f"hidden: {best:.3f} s measured, {allowed:.3f} s simulated, of {8 * took:.3f} s sent")
+    assert best >= 0.9 * allowed
+    assert hidden_in_forward(overlap=False) == 0.0
