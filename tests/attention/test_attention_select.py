@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -49,6 +50,26 @@ def test_what_sdpa_cannot_do_takes_the_plain_backend(extra, reason):
     assert attention is unfused_attention and choice.ran == "unfused" and reason in choice.why
     with pytest.raises(ConfigError, match=f"(?s)flash cannot run.*{reason}"):
         select_backend("flash", request)
+
+
+@pytest.mark.parametrize(
+    ("extra", "mend"),
+    [
+        ({"dropout": True}, "--attention-dropout 0"),
+        ({"segments": True}, "no --reset-attention-mask"),
+        ({"packed": True, "dropout": True}, "--attention-dropout 0 and no packed documents (--packing)"),
+        ({"window": (4, 0)}, "no --window-size"),
+        ({"softcap": 30.0}, "no --attn-logit-softcapping"),
+        ({"sinks": True}, "--softmax-type vanilla"),
+    ],
+)
+def test_a_refusal_names_what_would_let_the_backend_run(extra, mend):
+    with pytest.raises(ConfigError) as caught:
+        select_backend("flash", replace(PLAIN, **extra))
+    assert caught.value.mend.startswith(f"use {mend}, or --attention-backend auto")
+    with pytest.raises(ConfigError) as caught:  # where there is no GPU, nothing in the model helps
+        select_backend("fused", replace(PLAIN, **extra))
+    assert caught.value.mend.startswith("use --attention-backend auto")
 
 
 @pytest.mark.parametrize("name", ["unfused", "flash"])
@@ -193,3 +214,11 @@ def test_the_fastest_is_taken_and_all_times_are_told(tmp_path):
     assert name == "flash" and "unfused" not in why
     name, _ = _fastest(["flash"], PLAIN, calibration(tmp_path / "e", Stopwatch(flash=None)), "unfused")
     assert name == "unfused"
+
+
+def test_no_message_sends_a_user_to_tritons_interpreter():
+    """As released it ends in a traceback, or is wrong in bf16: only the tests mend it."""
+    source = Path(__file__).parents[2] / "src" / "redline"
+    for name in ("kernels/common.py", "build/kernels.py"):
+        text = (source / name).read_text()
+        assert "TRITON_INTERPRET" not in text and "need an NVIDIA GPU" in text

@@ -33,9 +33,9 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr("redline.bench.variants.MEAN_LENGTH", 15)
     monkeypatch.setattr("redline.run.opening.with_measured_peak", lambda hardware, dtype: hardware)
 
-    def call(flags: str) -> tuple[int, list[dict[str, Any]]]:
+    def call(flags: str, words: str = TINY) -> tuple[int, list[dict[str, Any]]]:
         out = tmp_path / "rows.json"
-        code = main(f"bench step {TINY} {flags} --out {out}".split())
+        code = main(f"bench step {words} {flags} --out {out}".split())
         return code, json.loads(out.read_text())["results"]
 
     return call
@@ -49,6 +49,7 @@ def test_a_row_that_cannot_run_says_so_beside_the_others(bench: Any) -> None:
     errors = {row["variant"]: row.get("error", "") for row in rows}
     assert errors["eager local"] == errors["compiled local"] == ""
     assert all("cannot" in errors[name] for name in IMPLEMENTATIONS if "fused" in name), errors
+    assert not any("mend:" in error for error in errors.values()), "the flags of a row are not the user's"
     first, compiled = rows[0], rows[2]
     assert first["ratio"] == first["flops_ratio"] == 1.0
     assert compiled["ratio"] == pytest.approx(first["step_time_s"] / compiled["step_time_s"], rel=0.5)
@@ -81,3 +82,24 @@ def test_operators_differ_in_nothing_else(bench: Any, monkeypatch: pytest.Monkey
         main(f"bench step {TINY} --operators --mock-data --normalization RMSNorm --out x.json".split()) == 1
     )
     assert written == [1, 2, 3, 3]
+
+
+def test_data_beside_packed_are_refused_by_what_was_typed(capsys: pytest.CaptureFixture[str]) -> None:
+    for given in ("--data-path /x", "--mock-data"):
+        assert main(f"bench step {TINY} --packed {given} --out x.json".split()) == 2
+        said = capsys.readouterr().err
+        assert f"--packed and {given.split()[0]} exclude each other" in said and "brings its own data" in said
+
+
+def test_what_every_row_lacks_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = TINY.replace("--vocab-size 101 ", "")
+    out = tmp_path / "rows.json"
+    assert main(f"bench step {words} --packed --compare --out {out}".split()) == 2
+    said = "".join(capsys.readouterr())
+    assert said.count("the size of the vocabulary is not known") == 1 and "written" not in said
+    assert not out.exists()
+
+
+def test_a_run_without_a_length_is_as_long_as_the_measurement(bench: Any) -> None:
+    code, (row,) = bench("--mock-data", TINY.replace("--train-iters 10 ", ""))
+    assert code == 0 and row["steps"] == 2

@@ -120,6 +120,25 @@ def test_what_the_model_does_not_have_cannot_be_asked_for():
     assert "rope-fusion" not in ran(choose(GPT))
 
 
+@pytest.mark.parametrize("impl", ["fused", "local"])
+def test_a_switch_with_nothing_to_switch_off_is_said(impl):
+    flash = replace(GPU, attention="flash")
+    for name, shape, why in (
+        ("bias_gelu_fusion", LLAMA, "the model's activation is swiglu"),
+        ("rope_fusion", GPT, "the model turns no queries or keys"),
+        ("masked_softmax_fusion", GPT, "flash attention has no softmax of its own"),
+    ):
+        found = choose(shape, flash, transformer_impl=impl, **{name: False})
+        (choice,) = [each for each in found.choices if each.what == name.replace("_", "-")]
+        assert (choice.asked, choice.ran, choice.why) == ("local", "local", f"nothing to switch off: {why}")
+        assert found.fused == choose(shape, flash, transformer_impl=impl).fused
+
+
+def test_the_embedding_is_recorded_though_it_has_no_switch():
+    assert ran(choose())["embedding"] == "fused"
+    assert "embedding" not in ran(choose(transformer_impl="local"))
+
+
 def test_two_kinds_of_fused_loss():
     native = choose(cross_entropy_fusion_impl="native")
     assert native.fused == OPERATORS - {"linear_cross_entropy"}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 
@@ -56,6 +57,17 @@ BACKENDS: dict[str, Backend] = {
         "its products run in the compute dtype",
     ),
 }
+# What may stand between a request and a backend, and how to ask for less: (field, without it, how).
+LESS: tuple[tuple[str, Any, str], ...] = (
+    ("dropout", False, "--attention-dropout 0"),
+    ("segments", False, "no --reset-attention-mask"),
+    ("packed", False, "no packed documents (--packing)"),
+    ("window", None, "no --window-size"),
+    ("softcap", 0.0, "no --attn-logit-softcapping"),
+    ("sinks", False, "--softmax-type vanilla"),
+    ("deterministic", False, "no --deterministic-mode"),
+    ("flash_version", None, "no --flash-attention-version"),
+)
 
 
 def supports(name: str, request: Request) -> str | None:
@@ -130,8 +142,20 @@ def _named(asked: str, request: Request) -> tuple[Attention, Choice]:
         raise ConfigError(
             f"--attention-backend {asked} cannot run this model here.",
             why=f"{reason}.",
-            mend="use --attention-backend auto, which takes the fastest one that can.",
+            mend=f"use {_less(asked, request)}--attention-backend auto, "
+            "which takes the fastest one that can.",
         )
     backend = BACKENDS[asked]
     why = f"asked for by name; {backend.what(request)}"
     return backend.make(request), Choice("attention-backend", asked, asked, why)
+
+
+def _less(asked: str, request: Request) -> str:
+    """ "--attention-dropout 0, or ": what would let `asked` run; "" where nothing in LESS does."""
+    plain = replace(request, **{name: without for name, without, _ in LESS})
+    if supports(asked, plain):
+        return ""
+    found = [
+        how for name, _, how in LESS if supports(asked, replace(plain, **{name: getattr(request, name)}))
+    ]
+    return f"{' and '.join(found)}, or " if found else ""

@@ -14,7 +14,7 @@ import torch
 from redline.bench.step import bench_step
 from redline.config import Environment, parse_args
 from redline.data import IndexedWriter
-from redline.errors import RedlineError
+from redline.errors import ConfigError, RedlineError
 
 LOCAL, FUSED = ("--transformer-impl", "local"), ("--transformer-impl", "fused")
 COMPILED = ("--use-torch-compile",)
@@ -58,8 +58,7 @@ def compare_implementations(
         words: flags of `redline train`.
         keep: gets all rows so far after each one.
     """
-    variants = {variant: [*words, *flags] for variant, flags in IMPLEMENTATIONS.items()}
-    return _rows(variants, environment, steps, say, keep)
+    return _rows(words, IMPLEMENTATIONS, environment, steps, say, keep)
 
 
 def compare_operators(
@@ -72,11 +71,11 @@ def compare_operators(
     """
     normalization = parse_args(words).config.model.normalization
     variants = {
-        variant: [*words, *flags]
+        variant: flags
         for variant, flags in OPERATORS.items()
         if normalization == "RMSNorm" or "--fused-residual-rmsnorm" not in flags
     }
-    return _rows(variants, environment, steps, say, keep)
+    return _rows(words, variants, environment, steps, say, keep)
 
 
 def compare_packing(
@@ -94,29 +93,36 @@ def compare_packing(
         prefix = Path(folder) / "skewed"
         _write_skewed(prefix)
         data = ("--data-path", str(prefix), "--split", "1,0,0")
-        variants = {"dense": [*words, "--mock-data"], "packed": [*words, *data, "--packing"]}
-        return _rows(variants, environment, steps, say, keep)
+        variants = {"dense": ("--mock-data",), "packed": (*data, "--packing")}
+        return _rows(words, variants, environment, steps, say, keep)
 
 
 def _rows(
-    variants: Mapping[str, list[str]], environment: Environment, steps: int, say: Say, keep: Keep
+    words: Sequence[str],
+    variants: Mapping[str, Sequence[str]],
+    environment: Environment,
+    steps: int,
+    say: Say,
+    keep: Keep,
 ) -> list[dict[str, Any]]:
-    """Each way in turn, with the rates over those of the first that ran."""
+    """Each way in turn, the words and its own flags, with the rates over those of the first that ran."""
     rows: list[dict[str, Any]] = []
-    for variant, words in variants.items():
-        rows.append(_row(variant, words, environment, steps, say))
+    for variant, flags in variants.items():
+        row = {"variant": variant, "flags": [*words, *flags]}
+        rows.append(row | _measured(variant, words, flags, environment, steps, say))
         keep(_with_ratios(rows))
     return rows
 
 
-def _row(variant: str, words: list[str], environment: Environment, steps: int, say: Say) -> dict[str, Any]:
+def _measured(
+    variant: str, words: Sequence[str], flags: Sequence[str], environment: Environment, steps: int, say: Say
+) -> dict[str, Any]:
     """One way; one that fails does not cost the others their figures."""
     say(f"{variant}:")
-    row: dict[str, Any] = {"variant": variant, "flags": words}
     try:
-        row |= bench_step(parse_args(words), environment, steps=steps, say=say)
+        row = bench_step(parse_args([*words, *flags]), environment, steps=steps, say=say)
     except (RedlineError, RuntimeError) as error:
-        row["error"] = str(error)
+        row = {"error": _said(error, flags)}
     # The next one starts with an empty device and compiles for itself.
     gc.collect()
     if torch.cuda.is_available():
@@ -124,6 +130,13 @@ def _row(variant: str, words: list[str], environment: Environment, steps: int, s
         torch.cuda.reset_peak_memory_stats()
     torch._dynamo.reset()
     return row
+
+
+def _said(error: Exception, flags: Sequence[str]) -> str:
+    """The error; without its mend where that would have the user change a flag that only the variant gave."""
+    if isinstance(error, ConfigError) and error.what.split(" ")[0] in flags:
+        return str(ConfigError(error.what, error.why))
+    return str(error)
 
 
 def _with_ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

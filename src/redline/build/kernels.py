@@ -25,7 +25,7 @@ def kernel_conditions(
     """
     why_not = why_not_on(device.type)
     if why_not is None and device.type == "cpu" and not interpret:
-        why_not = "the run is on a CPU, and Triton's interpreter was not asked for (TRITON_INTERPRET=1)"
+        why_not = "the run is on a CPU, and Triton's kernels need an NVIDIA GPU"
     shape = plan.shape
     limits: dict[Operator, str] = {}
     if shape.hidden > rms_norm.MAX_COLS:

@@ -35,7 +35,8 @@ usage: redline bench step [--steps N] [--compare] [--operators] [--packed] [--ou
              1B and 8B models; whole steps by flat buffers beside a plain loop
   data       document, sample and shuffle indices of a corpus of short documents (default: 100 million tokens)
 
-  --steps N       steps to measure, after 3 that warm up (default: 10)
+  --steps N       steps to measure, after 3 that warm up (default: 10); a run whose length is not stated has
+                  as many as this takes
   --compare       the step eager and compiled, plain and fused, and from a CUDA graph
   --operators     the step with plain operators, with fused ones, and with the residual in the norm; the
                   optimizer, GEMMs and attention are alike
@@ -53,6 +54,10 @@ examples:
   redline bench step --preset llama3.2-1b --mock-data --train-iters 20 --steps 10 --out 1b.json
   redline bench attention --quick
   redline bench kernels --only rms_norm --only linear_cross_entropy"""
+SOURCES = (
+    *("data_path", "train_data_path", "valid_data_path", "test_data_path", "mock_data"),
+    *("data_args_path", "per_split_data_args_path"),
+)
 CASES = ("step", "attention", "kernels", "comm", "gemm", "data")
 
 
@@ -118,9 +123,16 @@ def _step(words: list[str], *, keep: Keep) -> Measured:
     steps = _take_count(words, "--steps", 10)
     flags = ("--compare", "--operators", "--packed")
     compare, operators, packed = (_take_switch(words, flag) for flag in flags)
+    _complete(words, steps, packed=packed)
     parsed = parse_args([*words, *(["--mock-data"] if packed else [])])
 
     from redline.bench import bench_step, compare_implementations, compare_operators, compare_packing
+    from redline.run.data import data_prefixes, wants_demo_corpus
+    from redline.run.vocabulary import open_vocabulary
+
+    if (compare or operators or packed) and not wants_demo_corpus(parsed.config):
+        # What no row could do without is said once, before all of them.
+        open_vocabulary(parsed.config, data_prefixes(parsed.config, None))
 
     environment = read_environment()
     rows: list[dict[str, Any]] = []
@@ -141,6 +153,24 @@ def _step(words: list[str], *, keep: Keep) -> Measured:
     for row in rows:
         print(_step_line(row))
     return _device_of(rows), rows, int(any("error" in row for row in rows))
+
+
+def _complete(words: list[str], steps: int, *, packed: bool) -> None:
+    """Give a run that states no length the one that is measured; refuse data beside those of --packed."""
+    from redline.bench.step import WARMUP_STEPS
+    from redline.config import parse_args
+
+    parsed = parse_args(words, training=False)
+    given = [f"--{name.replace('_', '-')}" for name in SOURCES if name in parsed.explicit]
+    if packed and given:
+        raise UsageError(
+            f"--packed and {given[0]} exclude each other.",
+            why="--packed brings its own data.",
+            mend=f"leave {' and '.join(given)} out.",
+        )
+    train = parsed.config.train
+    if train.train_iters is None and train.train_samples is None:
+        words += ["--train-iters", str(WARMUP_STEPS + steps + 1)]  # one more shows attention in place
 
 
 def _device_of(rows: list[dict[str, Any]]) -> str:

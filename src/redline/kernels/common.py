@@ -75,7 +75,7 @@ def _why_not_on(device_type: str) -> str | None:
 
     if device_type == "cpu" and triton.knobs.runtime.interpret:
         return None
-    return f"the tensors are on {device_type}, where Triton runs only interpreted (TRITON_INTERPRET=1, cpu)"
+    return f"the tensors are on {device_type}, and Triton's kernels need an NVIDIA GPU"
 
 
 def why_not_on(device_type: str) -> str | None:

@@ -77,6 +77,8 @@ def choose_kernels(config: KernelsConfig, shape: ModelShape, at: Conditions) -> 
         asked = getattr(config, switch.field)
         if asked and switch.absent:
             raise _refused(switch.field, switch.absent, f"leave {to_flag(switch.field)} out.")
+        if switch.absent and asked is False:
+            choices.append(_choice(switch, asked, "local", f"nothing to switch off: {switch.absent}"))
         if switch.absent or (asked is None and whole.ran == "local"):
             continue
         reason = at.refusal or next((at.limits[each] for each in switch.operators if each in at.limits), None)
@@ -93,6 +95,7 @@ def choose_kernels(config: KernelsConfig, shape: ModelShape, at: Conditions) -> 
         choices.append(_choice(switch, asked, ("fused" if runs else "local"), why))
     if whole.ran != "local":
         fused |= {"embedding", "adamw"}
+        choices.append(Choice("embedding", "auto", "fused", "one kernel; it follows --transformer-impl"))
     if config.fused_residual_rmsnorm:
         _check_residual(shape, fused)
         fused.add("residual_norm")
