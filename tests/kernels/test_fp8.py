@@ -12,7 +12,7 @@ from redline.kernels.fp8 import reference
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 SHAPES = st.tuples(st.sampled_from([1, 3, 16, 50, 129]), st.sampled_from([1, 7, 48, 70]))
-KINDS = [("silu", True), ("tanh", True), ("quick", True), ("exact", False), ("tanh", False)]
+KINDS = [("silu", True), ("tanh", True), ("quick", True), ("exact", False), ("tanh", False), ("relu2", False)]
 
 
 def tensor(device: str, rows: int, cols: int, seed: int = 0, size: float = 3.0) -> torch.Tensor:

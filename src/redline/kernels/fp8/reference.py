@@ -120,12 +120,14 @@ def activation_cast_backward(
 
 
 def _activate(x: Tensor, kind: str, gated: bool) -> Tensor:
-    """The kernels' activations: "silu", and GELU "exact", "tanh" or "quick"; times up where gated."""
+    """The kernels' activations: "silu", "relu2", GELU "exact", "tanh" or "quick"; times up where gated."""
     gate, up = x.chunk(2, -1) if gated else (x, None)
     if kind == "silu":
         y = torch.nn.functional.silu(gate)
     elif kind == "quick":
         y = gate * torch.sigmoid(1.702 * gate)
+    elif kind == "relu2":
+        y = torch.nn.functional.relu(gate).square()
     else:
         y = torch.nn.functional.gelu(gate, approximate="tanh" if kind == "tanh" else "none")
     return y if up is None else y * up
