@@ -113,10 +113,11 @@ def prepare(
     none = dict.fromkeys(prefixes, 0)
     report = PrepareReport(spec.tokenizer, prefixes, dtype.name, dict(none), dict(none))
     with ExitStack() as stack:
-        writers = {
-            key: stack.enter_context(IndexedWriter(prefix, dtype, overwrite=spec.overwrite))
-            for key, prefix in prefixes.items()
-        }
+        with _undisturbed():
+            writers = {
+                key: stack.enter_context(IndexedWriter(prefix, dtype, overwrite=spec.overwrite))
+                for key, prefix in prefixes.items()
+            }
         for encoded in _encode_all(corpus, spec, tokenizer):
             for key, (tokens, lengths) in encoded.by_key.items():
                 writers[key].add_documents(tokens, lengths)
@@ -233,7 +234,7 @@ def _in_order(submitted: Iterable[Future[Encoded]], ahead: int) -> Iterator[Enco
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Within, SIGINT and SIGTERM wait: they would leave a worker half started, which ends in a traceback.
+    """Within, SIGINT and SIGTERM wait: they would leave a file that nobody drops, or a worker half started.
 
     Workers begin with both blocked.
     """
