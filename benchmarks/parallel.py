@@ -37,7 +37,7 @@ import torch.distributed as dist
 from parallel_rows import DP, EQUAL, SMALL, STEPS, Row, steps_words
 
 from redline.bench.record import write_result
-from redline.comm import Group, Meeting, World, close_world, every, open_world, write_flight_record
+from redline.comm import Group, World, close_world, every, open_world, write_flight_record
 from redline.comm.linked_gemm import Chunked, Plain
 from redline.comm.measure import Sites, time_gathers, time_scatters
 from redline.comm.pushed import TURNS, Pushed
@@ -48,6 +48,7 @@ from redline.ledger import Reference, join_ranks
 from redline.ledger.take import take_account
 from redline.ledger.trace import parse_trace
 from redline.run import OpenRun, open_run
+from redline.run.ranks import meeting_of
 from redline.step import StopConditions, train
 from redline.step.loop import Action
 from redline.step.profile import Captured, StepProfiler, TorchCapture, Window
@@ -283,16 +284,7 @@ def opened(environment: Environment) -> World:
     """The ranks met over NCCL, without a run."""
     device = torch.device("cuda", environment.local_rank)
     torch.cuda.set_device(device)
-    assert environment.master_addr is not None and environment.master_port is not None
-    meeting = Meeting(
-        rank=environment.rank,
-        world_size=environment.world_size,
-        address=environment.master_addr,
-        port=environment.master_port,
-        agent_store=environment.agent_store,
-        attempt=environment.attempt,
-    )
-    return open_world(meeting, "nccl", device)
+    return open_world(meeting_of(environment, timeout_s=900.0), "nccl", device)
 
 
 def gemm_ms(x: torch.Tensor, weight: torch.Tensor) -> float:

@@ -23,8 +23,8 @@ from redline.formulas.activations import (
     saved_by_layer,
     total_bytes,
 )
+from redline.formulas.buckets import ALIGNMENT
 from redline.formulas.flops import flops_per_token
-from redline.formulas.memory import ALIGNMENT
 from redline.formulas.params import count_parameters, stored_elements
 from redline.formulas.shape import ModelShape
 from redline.formulas.state import StateDtypes, state_bytes

@@ -12,7 +12,8 @@ import torch
 
 from redline.build import compile
 from redline.comm import close_world
-from redline.formulas.memory import ALIGNMENT, activation_table
+from redline.formulas.buckets import ALIGNMENT
+from redline.formulas.memory import activation_table
 from redline.formulas.params import stored_elements
 from redline.formulas.tp_traffic import tp_of_microbatch, tp_of_step
 from redline.model import shared_parameters

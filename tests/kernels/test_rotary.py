@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from kernel_accuracy import assert_no_worse, gradients
 
 from redline.errors import ConfigError, ShapeError
+from redline.kernels.common import split_qkv
 from redline.kernels.rotary import rotary, rotary_qkv, supports
-from redline.kernels.rotary.reference import rotary_reference, split_qkv
+from redline.kernels.rotary.reference import rotary_reference
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 

@@ -34,6 +34,7 @@ from redline.attention.probe import Inputs, mask_of
 from redline.attention.timing import Timing, document_lengths, measure
 from redline.bench.device import clocks, kernel_times
 from redline.bench.gate import Gate, check
+from redline.bench.record import Keep
 from redline.errors import ConfigError
 from redline.formulas.flops import attention_pass_flops
 from redline.hardware import detect
@@ -101,7 +102,7 @@ def bench_attention(
     quick: bool,
     calibration: Path,
     say: Callable[[str], object],
-    keep: Callable[[list[dict[str, Any]]], object],
+    keep: Keep,
 ) -> list[dict[str, Any]]:
     """Check and time the grid; a shape that fails costs its row alone.
 

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from redline.comm import Collectives, Group, Meeting, close_world, gathered, open_world
+from redline.comm import Collectives, Group, close_world, gathered, open_world
 from redline.config import Environment
 from redline.errors import RedlineError, UsageError
 from redline.formulas.fit import fit_latency_and_rate
@@ -25,6 +25,7 @@ from redline.hardware.links import FILE as LINKS_FILE
 from redline.hardware.links import Line
 from redline.plan.cost_rates import rates_of
 from redline.run import choose_backend
+from redline.run.ranks import meeting_of
 from redline.units import format_bytes, format_duration
 
 KINDS: tuple[Collective, ...] = ("all_reduce", "all_gather", "reduce_scatter", "send")
@@ -57,17 +58,8 @@ def bench_comm(
         device = torch.device(device_type, environment.local_rank)
         torch.cuda.set_device(device)
     backend = choose_backend(None, device).ran
-    assert environment.master_addr is not None and environment.master_port is not None
-    meeting = Meeting(
-        rank=environment.rank,
-        world_size=environment.world_size,
-        address=environment.master_addr,
-        port=environment.master_port,
-        agent_store=environment.agent_store,
-        timeout_s=TIMEOUT_S,
-    )
     try:
-        world = open_world(meeting, backend, device)
+        world = open_world(meeting_of(environment, TIMEOUT_S), backend, device)
         group = Group(world.control.ranks, world.rank, dist.group.WORLD)
         rates = _assumed(device_type, environment.local_world_size)
         rows: list[dict[str, Any]] = []

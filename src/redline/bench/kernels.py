@@ -23,6 +23,7 @@ from torch import Tensor
 
 import redline.kernels
 from redline.bench.gate import Gate, check, differentiable, draw, outputs_of, upstream_of
+from redline.bench.record import Keep
 from redline.errors import UsageError
 from redline.kernels.bench_case import BenchCase, Provider
 from redline.units import GIB, MIB
@@ -32,7 +33,6 @@ HEAD_START = (
     2_000_000  # cycles that the device waits, about a millisecond: the host queues a whole call meanwhile
 )
 HOST_CALLS = 200
-Keep = Callable[[list[dict[str, Any]]], object]
 
 
 @dataclass(frozen=True, slots=True)

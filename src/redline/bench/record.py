@@ -5,12 +5,15 @@ from __future__ import annotations
 import datetime
 import platform
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import redline
 from redline.files import write_json_atomic
 from redline.hardware import driver_version
+
+Keep = Callable[[list[dict[str, Any]]], object]  # gets all rows so far, so that a cut measurement leaves some
 
 
 def provenance(device: str, commit: str | None = None) -> dict[str, Any]:

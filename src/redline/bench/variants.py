@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from redline.bench.record import Keep
 from redline.bench.step import bench_step
 from redline.config import Environment, parse_args
 from redline.data import IndexedWriter
@@ -46,7 +47,6 @@ OPERATORS = {
 MEAN_LENGTH, MAX_LENGTH, SIGMA, NUM_DOCUMENTS, VOCAB = 700, 8192, 1.2, 6000, 100
 
 Say = Callable[[str], object]
-Keep = Callable[[list[dict[str, Any]]], object]
 
 
 def compare_implementations(

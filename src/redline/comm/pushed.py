@@ -13,6 +13,7 @@ operations are begun and not ended, so whoever begins the n-th has met its peers
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -135,12 +136,12 @@ class Pushed:
 class _Once:
     """Work that is waited for any number of times, and done at the first."""
 
-    def __init__(self, work: object) -> None:
-        self._work = work
+    def __init__(self, work: Callable[[], object]) -> None:
+        self._work: Callable[[], object] | None = work
 
     def wait(self) -> None:
         """Do it, unless it is done."""
-        if callable(self._work):
+        if self._work is not None:
             self._work()
         self._work = None
 

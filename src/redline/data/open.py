@@ -18,6 +18,7 @@ from redline.data.source import Format, Source
 from redline.data.spec import DataSpec
 from redline.data.split import SPLIT_NAMES, parse_split, split_ranges
 from redline.errors import ConfigError, DataError
+from redline.units import round_up
 
 MOCK = "--mock-data"
 DOCUMENTS_STEP = 8  # the array of starts grows in steps, so that similar data sets share compiled code
@@ -106,7 +107,7 @@ class _Opener:
         """How rows of `samples` become model input."""
         spec = self.spec
         if samples.max_documents:
-            most = -(-samples.max_documents // DOCUMENTS_STEP) * DOCUMENTS_STEP
+            most = round_up(samples.max_documents, DOCUMENTS_STEP)
             return PackedFormat(
                 max_documents=most, eod_id=spec.eod_id, pad_id=spec.pad_id, eod_mask_loss=spec.eod_mask_loss
             )

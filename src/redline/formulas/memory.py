@@ -29,6 +29,7 @@ from redline.formulas.activations import (
     total_bytes,
     unit_input,
 )
+from redline.formulas.buckets import ALIGNMENT
 from redline.formulas.params import stored_elements
 from redline.formulas.recompute import NOTHING
 from redline.formulas.shape import ModelShape
@@ -39,7 +40,6 @@ from redline.units import MIB
 Moment = tuple[tuple[Held, ...], tuple[Held, ...]]  # what is saved, and what is there for a moment
 Part = Literal["mlp", "attention"]
 OFFLOADED = "activations"  # their name in host memory
-ALIGNMENT = 64  # elements at which each parameter starts in the flat buffers
 OPTIMIZER_CHUNK = 1 << 24  # elements staged by the optimizer for each state of another dtype
 CODING_BYTES = 32  # an element staged: what PyTorch's operators make while they round moments to 8 or 16 bits
 # Measured on an H200 with torch 2.11 over eleven models, dtypes and backends.

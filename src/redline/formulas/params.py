@@ -16,6 +16,7 @@ from itertools import pairwise
 from typing import Literal
 
 from redline.formulas.shape import ModelShape, TpRank
+from redline.units import round_up
 
 # How tensor and expert parallelism cut a tensor: column and vocab along dim 0, row along dim 1, expert along
 # the experts; a replicated one is whole on every rank.
@@ -186,7 +187,7 @@ def physical_sizes(shape: ModelShape, tp: int = 1) -> dict[str, int]:
 
 def stored_elements(shape: ModelShape, alignment: int = 1, tp: int = 1) -> int:
     """Elements of all parameters stored on one of `tp` ranks, each rounded up to `alignment`."""
-    return sum(-(-size // alignment) * alignment for size in physical_sizes(shape, tp).values())
+    return sum(round_up(size, alignment) for size in physical_sizes(shape, tp).values())
 
 
 @dataclass(frozen=True, slots=True)

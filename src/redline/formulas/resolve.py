@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from redline.errors import ConfigError
 from redline.formulas.shape import ModelShape, PositionEmbedding, QKNorm, RopeScaling
+from redline.units import round_up
 
 if TYPE_CHECKING:
     from redline.config import ModelConfig, MoeConfig, MtpConfig
@@ -105,7 +106,7 @@ def ffn_size(model: ModelConfig) -> int:
 def padded_vocab_size(vocab_size: int, divisor: int, tp: int = 1) -> int:
     """`vocab_size` rounded up to a multiple of divisor * tp (50257, 128, tp 1 -> 50304)."""
     unit = divisor * tp
-    return -(-vocab_size // unit) * unit
+    return round_up(vocab_size, unit)
 
 
 def layer_pattern(text: str, num_layers: int) -> tuple[bool, ...]:

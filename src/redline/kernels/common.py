@@ -213,3 +213,13 @@ def on_device_of(x: Tensor) -> AbstractContextManager[Any]:
     """Triton launches on the current device: make it the tensor's, at no cost where it is already."""
     index = x.get_device()
     return _HERE if index < 0 or index == torch.cuda.current_device() else torch.cuda.device(index)
+
+
+def split_qkv(
+    qkv_SBX: Tensor, num_heads: int, num_groups: int, head_dim: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Views [S, B, N, D], [S, B, G, D] and [S, B, G, D] of a projection whose last dim is [q | k | v]."""
+    S, B, _ = qkv_SBX.shape
+    heads = qkv_SBX.view(S, B, num_heads + 2 * num_groups, head_dim)
+    q, k, v = heads.split_with_sizes((num_heads, num_groups, num_groups), 2)
+    return q, k, v

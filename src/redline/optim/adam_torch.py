@@ -17,7 +17,7 @@ from torch.optim.adamw import adamw
 
 from redline.formulas.memory import OPTIMIZER_CHUNK
 from redline.formulas.state import CODE_BLOCK
-from redline.kernels.adamw import decode, encode, join_main, noise_of, round_bf16, salt_of, split_main
+from redline.kernels.adamw import decode, encode_into, join_main, noise_of, round_bf16, salt_of, split_main
 from redline.optim.adam_options import AdamOptions, Step
 from redline.optim.buffer import MOMENTS, TOPS, Buffer, Kind
 from redline.optim.groups import Group, segments
@@ -56,9 +56,7 @@ class Launch:
     exp_avgs: list[Tensor]
     exp_avg_sqs: list[Tensor]
     steps: Tensor  # [len(params)] fp32: the kernel wants a step count for every segment
-    staged: list[
-        tuple[Kind, Tensor, Tensor, Tensor]
-    ]  # (kind, scratch, storage in another dtype, main parameter)
+    staged: list[tuple[Kind, Tensor, Tensor, Tensor]]  # (kind, scratch, storage, main) where dtypes differ
     halves: list[tuple[Tensor, Tensor, Tensor]]  # (scratch, parameter, remainder) of split main parameters
     coded: list[tuple[Kind, Tensor, Tensor, Tensor, Tensor]]  # (kind, scratch, codes, tops, main parameter)
 
@@ -73,16 +71,17 @@ class Launch:
 
     def store(self, step: int) -> None:
         """Round, encode or split the results back; where the update was skipped this is the identity."""
+        salt = salt_of(step)
         for kind, scratch, storage, main in self.staged:
-            if kind != "main_grad":
-                noise = noise_of(main.float(), salt_of(step))[MOMENTS.index(kind)]
-                storage.copy_(round_bf16(scratch, noise) if storage.dtype == torch.bfloat16 else scratch)
+            if kind == "main_grad":
+                continue
+            if storage.dtype == torch.bfloat16:
+                storage.copy_(round_bf16(scratch, noise_of(main.float(), salt)[MOMENTS.index(kind)]))
+            else:
+                storage.copy_(scratch)
         for kind, scratch, codes, tops, main in self.coded:
-            noise = noise_of(main, salt_of(step))[MOMENTS.index(kind)]
-            for out, part in zip(
-                (codes, tops), encode(scratch, noise, signed=kind == "exp_avg"), strict=True
-            ):
-                out.copy_(part)
+            noise = noise_of(main, salt)[MOMENTS.index(kind)]
+            encode_into(codes, tops, scratch, noise, signed=kind == "exp_avg")
         for scratch, *stored in self.halves:
             for half, value in zip(stored, split_main(scratch), strict=True):
                 half.copy_(value)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from redline.formulas.buckets import ALIGNMENT, BucketRule, shard_of
+from redline.units import round_up
 
 Kind = Literal["param", "main_param", "main_grad", "exp_avg", "exp_avg_sq", "exp_avg_top", "exp_avg_sq_top"]
 Range = tuple[int, int]
@@ -33,7 +34,7 @@ class Slot:
     @property
     def padded_end(self) -> int:
         """Where the next parameter may start."""
-        return -(-self.end // ALIGNMENT) * ALIGNMENT
+        return round_up(self.end, ALIGNMENT)
 
     def view(self, flat: Tensor) -> Tensor:
         """The parameter-shaped view of a flat buffer."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from redline.formulas.state import CODE_BLOCK
-from redline.kernels.adamw import decode, encode, join_main
+from redline.kernels.adamw import decode, encode_into, join_main
 from redline.kernels.adamw.codes import HALF
 from redline.optim.buffer import MOMENTS, TOPS, Buffer, Kind
 
@@ -104,10 +104,9 @@ def numbers(buffer: Buffer, kind: Kind, start: int = 0, end: int | None = None) 
 
 def store_moment(buffer: Buffer, kind: Kind, start: int, values: Tensor) -> None:
     """Store fp32 `values` [n], whole blocks, as codes from element `start` on, rounded to the nearest."""
-    codes, tops = encode(values, HALF, signed=kind == "exp_avg")
-    buffer.tensors[kind][start : start + codes.numel()].copy_(codes)
-    first = start // CODE_BLOCK
-    buffer.tensors[TOPS[kind]][first : first + tops.numel()].copy_(tops)
+    first, last = start // CODE_BLOCK, (start + values.numel()) // CODE_BLOCK
+    codes, tops = buffer.tensors[kind][start : start + values.numel()], buffer.tensors[TOPS[kind]][first:last]
+    encode_into(codes, tops, values, HALF, signed=kind == "exp_avg")
 
 
 def main_parts(buffer: Buffer, start: int, end: int) -> Iterator[Tensor]:

@@ -100,9 +100,14 @@ def rates_of(
         node=inside,
         network=_network(network_gbit or known.network_gbit),
         gpus_per_node=gpus_per_node,
-        host_bytes_per_s=(hardware.pcie_bytes_per_s or PCIE_4) * COPY_SHARE,
+        host_bytes_per_s=copy_bytes_per_s(hardware) or COPY_SHARE * PCIE_4,
         collectives=_collectives(hardware, measured or {}),
     )
+
+
+def copy_bytes_per_s(hardware: Hardware) -> float | None:
+    """Of long copies from and to pinned host memory, one direction; None where PCIe's rate is not known."""
+    return None if hardware.pcie_bytes_per_s is None else COPY_SHARE * hardware.pcie_bytes_per_s
 
 
 def _collectives(hardware: Hardware, measured: Mapping[str, MeasuredLinks]) -> dict[str, Link]:

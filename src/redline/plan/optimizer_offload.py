@@ -7,15 +7,14 @@ from redline.config import OptimConfig, offloaded_share
 from redline.formulas.memory import OFFLOADED, MemoryEstimate
 from redline.formulas.time import round_trip_s
 from redline.hardware import Hardware
-from redline.plan.cost_rates import COPY_SHARE
+from redline.plan.cost_rates import copy_bytes_per_s
 from redline.units import format_bytes, format_duration
 
 
 def travel_s(num_bytes: int, hardware: Hardware, *, overlap: bool = True) -> float | None:
     """Seconds a step in which states of so many bytes come and go; None where PCIe's rate is not known."""
-    if hardware.pcie_bytes_per_s is None:
-        return None
-    return round_trip_s(num_bytes, COPY_SHARE * hardware.pcie_bytes_per_s, overlap=overlap)
+    rate = copy_bytes_per_s(hardware)
+    return None if rate is None else round_trip_s(num_bytes, rate, overlap=overlap)
 
 
 def optimizer_offload_choice(

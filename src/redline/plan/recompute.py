@@ -22,7 +22,7 @@ from redline.formulas.state import StateDtypes
 from redline.formulas.time import unhidden_s
 from redline.hardware import Hardware, hardware_named
 from redline.plan.cost_layer import head_cost, layer_cost, stream_gather_s
-from redline.plan.cost_rates import COPY_SHARE, rates_of
+from redline.plan.cost_rates import copy_bytes_per_s, rates_of
 from redline.plan.cost_setup import setup_of
 from redline.units import format_bytes, format_duration
 
@@ -165,14 +165,12 @@ def recompute_cost(
         for name in MODULES
     }
     whole = setup.shape.num_layers * layer.total + head_cost(setup, rates).total
-    gather = stream_gather_s(setup, rates)
-    link = hardware.pcie_bytes_per_s
     return RecomputeCost(
         step_s=whole,
         layer_s=layer.forward.total,
         module_s=again,
-        copy_bytes_per_s=None if link is None else COPY_SHARE * link,
-        gather_s=gather,
+        copy_bytes_per_s=copy_bytes_per_s(hardware),
+        gather_s=stream_gather_s(setup, rates),
     )
 
 

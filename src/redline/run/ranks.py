@@ -24,16 +24,7 @@ def join_ranks(
     backend = choose_backend(parallel.distributed_backend, device)
     if environment.world_size == 1:
         return World(), ()
-    assert environment.master_addr is not None and environment.master_port is not None
-    meeting = Meeting(
-        rank=environment.rank,
-        world_size=environment.world_size,
-        address=environment.master_addr,
-        port=environment.master_port,
-        agent_store=environment.agent_store,
-        attempt=environment.attempt,
-        timeout_s=collective_timeout_s(parallel),
-    )
+    meeting = meeting_of(environment, collective_timeout_s(parallel))
     hang = f"{parallel.hang_timeout_seconds:g} s ({parallel.startup_timeout_minutes:g} min at the start)"
     why = (
         f"{environment.local_world_size} on this machine; a collective waits up to "
@@ -41,6 +32,20 @@ def join_ranks(
     )
     ranks = Choice("ranks", "auto", str(meeting.world_size), why)
     return open_world(meeting, backend.ran, device), (ranks, backend)
+
+
+def meeting_of(environment: Environment, timeout_s: float) -> Meeting:
+    """Where the processes of a launch meet, of which this is one of several."""
+    assert environment.master_addr is not None and environment.master_port is not None
+    return Meeting(
+        rank=environment.rank,
+        world_size=environment.world_size,
+        address=environment.master_addr,
+        port=environment.master_port,
+        agent_store=environment.agent_store,
+        attempt=environment.attempt,
+        timeout_s=timeout_s,
+    )
 
 
 def collective_timeout_s(parallel: ParallelConfig) -> float:

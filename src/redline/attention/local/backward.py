@@ -21,7 +21,6 @@ import triton
 import triton.language as tl
 
 from redline.attention.local.tiles import (
-    LOG2E,
     SIZES,
     blocks,
     draw_of,
@@ -37,13 +36,14 @@ from redline.attention.local.tiles import (
     span,
     store_tile,
 )
+from redline.kernels.triton_common import LOG2_E
 
 
 @triton.jit
 def _uncapped(ds, s, softcap, CAPPED: tl.constexpr):
     """Through the cap: its slope is 1 - tanh^2, and s is softcap * tanh in units of log 2."""
     if CAPPED:
-        t = s / (softcap * LOG2E)
+        t = s / (softcap * LOG2_E)
         ds = ds * (1.0 - t * t)
     return ds
 
@@ -113,7 +113,7 @@ def attention_dq_kernel(
     )
     delta = tl.sum(do_tile.to(tl.float32) * out_tile.to(tl.float32), 1)
     lse_at = lse_ptr + place_of_head.to(tl.int64) * q_len + row
-    base = tl.load(lse_at, mask=row < q_len, other=0.0) * LOG2E
+    base = tl.load(lse_at, mask=row < q_len, other=0.0) * LOG2_E
     padded = place_of_head.to(tl.int64) * q_padded + row
     tl.store(delta_ptr + padded, delta, mask=row < q_padded)
     tl.store(base_ptr + padded, base, mask=row < q_padded)

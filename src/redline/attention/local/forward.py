@@ -14,7 +14,6 @@ import triton.language as tl
 
 from redline.attention.local.tiles import (
     LN2,
-    LOG2E,
     SIZES,
     draw_of,
     kept,
@@ -26,6 +25,7 @@ from redline.attention.local.tiles import (
     seen,
     store_tile,
 )
+from redline.kernels.triton_common import LOG2_E
 
 
 @triton.jit
@@ -50,9 +50,9 @@ def _attend(
             base = tl.where(new_peak == float("-inf"), 0.0, new_peak) if MASKED else new_peak
             p = tl.exp2(s - base[:, None])
         else:
-            new_peak = tl.maximum(peak, tl.max(products, 1) * (scale * LOG2E))
+            new_peak = tl.maximum(peak, tl.max(products, 1) * (scale * LOG2_E))
             base = new_peak
-            p = tl.exp2(products * (scale * LOG2E) - base[:, None])
+            p = tl.exp2(products * (scale * LOG2_E) - base[:, None])
         shrink = tl.exp2(peak - base)
         total = total * shrink + tl.sum(p, 1)
         acc = acc * shrink[:, None]
@@ -93,7 +93,7 @@ def attention_forward_kernel(
     q_tile = load_kept(q, start, q_len, q_row, (b, n, b * q_batch + n * q_head), HEAD_DIM, QUERIES, BLOCK_DIM)
     acc = tl.zeros([QUERIES, BLOCK_DIM], tl.float32)
     if sink_ptr is not None:
-        peak = tl.zeros([QUERIES], tl.float32) + tl.load(sink_ptr + n).to(tl.float32) * LOG2E
+        peak = tl.zeros([QUERIES], tl.float32) + tl.load(sink_ptr + n).to(tl.float32) * LOG2_E
         total = tl.zeros([QUERIES], tl.float32) + 1.0
     else:
         peak = tl.full([QUERIES], float("-inf"), tl.float32)

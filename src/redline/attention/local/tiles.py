@@ -14,9 +14,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from redline.kernels.triton_common import philox_words
+from redline.kernels.triton_common import LOG2_E, philox_words
 
-LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 # Numbers that change from batch to batch: kernels compiled for "is 1" or "is a multiple of 16" gain nothing.
 SIZES = (
@@ -165,9 +164,9 @@ def scores(products, scale, softcap, CAPPED: tl.constexpr):
     tanh(x) is 1 - 2 / (e^2x + 1): right at both ends, and off by 1e-7 of the cap in between.
     """
     if CAPPED:
-        s = softcap * LOG2E * (1.0 - 2.0 / (tl.exp2(products * (2.0 * LOG2E * scale / softcap)) + 1.0))
+        s = softcap * LOG2_E * (1.0 - 2.0 / (tl.exp2(products * (2.0 * LOG2_E * scale / softcap)) + 1.0))
     else:
-        s = products * (scale * LOG2E)
+        s = products * (scale * LOG2_E)
     return s
 
 

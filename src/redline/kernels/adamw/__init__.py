@@ -1,6 +1,6 @@
 """AdamW over flat buffers in one pass."""
 
-from redline.kernels.adamw.codes import decode, encode, noise_of, round_bf16, salt_of
+from redline.kernels.adamw.codes import decode, encode, encode_into, noise_of, round_bf16, salt_of
 from redline.kernels.adamw.op import (
     FlatState,
     Hyper,
@@ -21,6 +21,7 @@ __all__ = [
     "adamw_hyper",
     "decode",
     "encode",
+    "encode_into",
     "join_main",
     "make_segments",
     "noise_of",

@@ -62,6 +62,12 @@ def encode(values: Tensor, noise: Tensor | int, *, signed: bool) -> tuple[Tensor
     return codes.to(torch.uint8).flatten(), top.to(torch.int16).flatten()
 
 
+def encode_into(codes: Tensor, tops: Tensor, values: Tensor, noise: Tensor | int, *, signed: bool) -> None:
+    """`encode`, into codes [n] and tops [n / 64] that are there already."""
+    for out, part in zip((codes, tops), encode(values, noise, signed=signed), strict=True):
+        out.copy_(part)
+
+
 def decode(codes: Tensor, tops: Tensor, *, signed: bool) -> Tensor:
     """The fp32 [n] numbers that codes uint8 [n] and tops int16 [n / 64] stand for."""
     codes = codes.view(-1, CODE_BLOCK).int()

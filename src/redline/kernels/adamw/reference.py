@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from redline.kernels.adamw.codes import decode, encode, noise_of, round_bf16
+from redline.kernels.adamw.codes import decode, encode_into, noise_of, round_bf16
 
 BLOCK = 1024  # elements that one program of the kernel updates, 256 a warp; `Segments.first` is made for it
 ROUNDED = (torch.bfloat16, torch.uint8)  # moments of these dtypes are rounded by noise
@@ -133,8 +133,7 @@ def _read(moment: Tensor, top: Tensor | None, *, signed: bool) -> Tensor:
 def _write(values: Tensor, noise: Tensor, moment: Tensor, top: Tensor | None, *, signed: bool) -> None:
     """Store what `_read` gave and the step changed, where that was a copy."""
     if top is not None:
-        for out, part in zip((moment, top), encode(values, noise, signed=signed), strict=True):
-            out.copy_(part)
+        encode_into(moment, top, values, noise, signed=signed)
     elif moment.dtype in ROUNDED:
         moment.copy_(round_bf16(values, noise))
 

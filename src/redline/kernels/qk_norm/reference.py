@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from redline.kernels.common import accumulate_into, compute_dtype
+from redline.kernels.common import accumulate_into, compute_dtype, split_qkv
 
 Kind = Literal["rms", "layer", "l2"]
 KINDS = ("rms", "layer", "l2")
@@ -37,16 +37,6 @@ class QKNormParams:
             self.q_weight, self.k_weight, self.q_bias, self.k_bias,
             self.q_weight_main_grad, self.k_weight_main_grad, self.q_bias_main_grad, self.k_bias_main_grad,
         )  # fmt: skip
-
-
-def split_qkv(
-    qkv_SBX: Tensor, num_heads: int, num_groups: int, head_dim: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Views [S, B, N, D], [S, B, G, D] and [S, B, G, D] of a projection whose last dim is [q | k | v]."""
-    S, B, _ = qkv_SBX.shape
-    heads = qkv_SBX.view(S, B, num_heads + 2 * num_groups, head_dim)
-    q, k, v = heads.split_with_sizes((num_heads, num_groups, num_groups), 2)
-    return q, k, v
 
 
 def head_norm_reference(

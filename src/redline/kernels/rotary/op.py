@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from redline.errors import ShapeError
-from redline.kernels.common import Impl, apply, lazily, operator, use_triton, why_not
-from redline.kernels.rotary.reference import rotary_reference, split_qkv
+from redline.kernels.common import Impl, apply, lazily, operator, split_qkv, use_triton, why_not
+from redline.kernels.rotary.reference import rotary_reference
 
 
 def supports(x: Tensor, cos_PR: Tensor, k: Tensor | None = None) -> str | None:

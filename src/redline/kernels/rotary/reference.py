@@ -37,13 +37,3 @@ def rotary_reference(
     a, b = turned.unflatten(3, pairs).unbind(dim)  # [S, B, N, R] each
     turned = torch.stack((a * cos - b * sin, b * cos + a * sin), dim).flatten(3).to(x_SBND.dtype)
     return torch.cat((turned, passed), dim=3)
-
-
-def split_qkv(
-    qkv_SBX: Tensor, num_heads: int, num_groups: int, head_dim: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Views [S, B, N, D], [S, B, G, D] and [S, B, G, D] of a projection whose last dim is [q | k | v]."""
-    S, B, _ = qkv_SBX.shape
-    heads = qkv_SBX.view(S, B, num_heads + 2 * num_groups, head_dim)
-    q, k, v = heads.split_with_sizes((num_heads, num_groups, num_groups), 2)
-    return q, k, v
