@@ -32,8 +32,8 @@ class RunSummary:
         measured_memory_bytes: peak, None when it cannot be measured.
         memory_measure: how it was measured, for example "peak allocated by torch on the GPU".
         train_loss, valid_loss, unigram_loss: nats per token; the last two where they were computed. The
-            unigram
-            model knows only how often each token occurs: what a model must beat to have learnt anything.
+            unigram model knows only how often each token occurs: what a model must beat to have learnt
+            anything.
         choices: what ran in place of every `auto`.
         files: what -> path.
         versions: package -> version.

@@ -58,7 +58,8 @@ def summarize(
         tokens_per_s=rate,
         step_time_s=statistics.step_time_s,
         predicted_memory=plan.memory.as_dict(),
-        measured_memory_bytes=run.meter.peak_bytes() if statistics.steps else None,
+        # No growth: on a CPU all of it fitted into memory that the process held and had no use for.
+        measured_memory_bytes=(run.meter.peak_bytes() or None) if statistics.steps else None,
         memory_measure=run.meter.measure,
         train_loss=statistics.last.loss if statistics.last else None,
         valid_loss=valid.loss if valid else None,
