@@ -292,12 +292,6 @@ CASES: dict[str, list[tuple[str, str]]] = {
             "--fp8 --tensor-model-parallel-size 2 --sequence-parallel",
         )
     ],
-    "fp8-head-tensor-parallel": [
-        (
-            "--fp8 --fp8-output-proj --tensor-model-parallel-size 2",
-            "--fp8 --tensor-model-parallel-size 2",
-        )
-    ],
     "fp8-gather-needs": [("--fp8 --fp8-param-gather", f"--fp8 --fp8-param-gather {SHARDED}")],
     "transformer-engine-on-one-rank": [(f"{TE} --tensor-model-parallel-size 2", TE)],
     "transformer-engine-runs-eagerly": [

@@ -83,9 +83,39 @@ def test_a_pattern_that_matches_nothing_is_refused(tmp_path: Path) -> None:
         opened(tmp_path, {**FP8, "fp8_keep_bf16": ("*.proj", "nosuch*")})
 
 
-def test_a_head_in_fp8_without_a_gpu_says_what_runs_without_it(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="leave it out: the layers run in fp8 without it"):
-        opened(tmp_path, {**FP8, "fp8_output_proj": True})
+@pytest.mark.parametrize("options", [{"make_vocab_size_divisible_by": 1}, {"hidden_size": 40}], ids=str)
+def test_a_head_that_no_gemm_in_fp8_takes_is_refused(options: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"multiples of 16[^$]*the layers run in fp8 without it"):
+        opened(tmp_path, {**FP8, "ffn_hidden_size": 64, "fp8_output_proj": True, **options})
+
+
+BLOCKS = {"hidden_size": 128, "ffn_hidden_size": 128, "fp8_emulate": True}
+HEADS = {
+    "delayed": {},
+    "untied": {"untie_embeddings_and_output_weights": True, "gradient_accumulation_fusion": False},
+    "tensorwise": {"fp8_recipe": "tensorwise"},
+    "blockwise": {"fp8_recipe": "blockwise", **BLOCKS},
+    "mxfp8": {"fp8_recipe": "mxfp8", "fp8_format": "e4m3", **BLOCKS},
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_a_head_in_fp8_beside_every_recipe(name: str, no_measuring: None, tmp_path: Path) -> None:
+    """From the same weights near a head in bf16, and not the same; recomputed layers leave every bit."""
+    values = {**FP8, "micro_batch_size": 1, "train_iters": 2, **HEADS[name]}
+    head = {**values, "fp8_output_proj": True}
+    plain, found = (opened(tmp_path, each) for each in (values, head))
+    (wanted,), (first,) = take_steps(plain, 1), take_steps(found, 1)
+    assert first.loss == pytest.approx(wanted.loss, rel=2e-3) and first.loss != wanted.loss
+    assert first.result.grad_norm == pytest.approx(wanted.result.grad_norm, rel=0.05)
+    before = valid_loss(found).loss
+    take_steps(found, 1)
+    assert valid_loss(found).loss < before, "the cast of the weight follows it"
+    if name == "delayed":
+        again = opened(tmp_path, {**head, **RECOMPUTE["full"]})
+        take_steps(again, 2)
+        held, there = (run.state.tensors() for run in (found, again))
+        assert all(torch.equal(tensor, there[key]) for key, tensor in held.items())
 
 
 SITES = tuple(

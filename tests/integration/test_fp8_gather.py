@@ -94,6 +94,27 @@ def test_beside_tensor_parallel() -> None:
             assert rank["8"] == rank["16"]
 
 
+@pytest.mark.parametrize("size", [2, 4])
+def test_ranks_that_gather_bytes_train_as_one_process(size: int, tmp_path: Path) -> None:
+    """The run that gathers 16, and one process, to the rounding of sums.
+
+    Two ranks' sums have one order, and so one set of bits. Four ranks' depend on where buckets end, which are
+    cut otherwise where weights lie apart, in a byte each; then fp32 rounds at 6e-8 of the largest value.
+    """
+    many = on_ranks_of(size, {"16": FP8, "8": {**FP8, **GATHER}}, trained)
+    held = {name: merged([rank[name]["state"] for rank in many]) for name in ("16", "8")}
+    alone = trained(opened(tmp_path, {**FP8, **GATHER}))
+    assert held["8"].keys() == held["16"].keys() == alone["state"].keys()
+    assert all(rank["8"]["losses"] == many[0]["8"]["losses"] for rank in many)
+    assert many[0]["8"]["losses"] == pytest.approx(many[0]["16"]["losses"], rel=0 if size == 2 else 1e-6)
+    assert many[0]["8"]["losses"] == pytest.approx(alone["losses"], rel=1e-5)
+    for key, tensor in held["8"].items():
+        largest = tensor.abs().max().item()
+        torch.testing.assert_close(tensor, held["16"][key], rtol=0, atol=1e-6 * largest * (size > 2), msg=key)
+        if key.startswith("fp8.history/"):
+            torch.testing.assert_close(tensor, alone["state"][key], rtol=0.05, atol=0, msg=key)
+
+
 class _Deferred:
     """An all-gather that takes place when it is waited for: what is read before is what was there."""
 

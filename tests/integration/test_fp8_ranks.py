@@ -86,6 +86,22 @@ def test_tensor_parallel_ranks() -> None:
         assert both[f"{name} delayed sp"][0]["losses"] == both[f"{name} delayed sp again"][0]["losses"]
 
 
+def test_a_head_in_fp8_on_tensor_parallel_ranks() -> None:
+    """Each rank multiplies with its rows of the vocabulary: near one process, tied and untied."""
+    head = {**FP8, "fp8_output_proj": True, "make_vocab_size_divisible_by": 16, "train_iters": 2}
+    models = {"gpt": {**SMALL, **head}, "llama": {**LLAMA, **head}}
+    layouts = {"gpt": {}, "llama": {"sequence_parallel": True}}
+    alone = seen_on(1, models | {"in bf16": {**models["gpt"], "fp8_output_proj": False}})
+    tp = {"tensor_model_parallel_size": 2}
+    for name, (first, second) in seen_on(
+        2, {name: {**model, **tp, **layouts[name]} for name, model in models.items()}
+    ).items():
+        assert first["losses"] == second["losses"] and first["norms"] == second["norms"], name
+        assert first["losses"] == pytest.approx(alone[name][0]["losses"], rel=5e-3), name
+        assert first["norms"] == pytest.approx(alone[name][0]["norms"], rel=0.1), name
+    assert alone["gpt"][0]["losses"] != alone["in bf16"][0]["losses"]
+
+
 def test_data_parallel_ranks_share_scales(tmp_path: Path) -> None:
     """B039: ranks see other samples, and cast by the same scales from the end of the first step on."""
     scale = {**FP8, "fp8_interval": 100}

@@ -317,7 +317,7 @@ FP8 = {
     "fp8_emulate": see(observe.choices, fp8_recipe="blockwise", hidden_size=128, **FP8_MODEL),
     "fp8_stats_interval": see(observe.outcome, value=2, **FP8_MODEL),
     "fp8_return_to_bf16": see(observe.numbers, value=1, **FP8_MODEL, fp8_interval=100),
-    "fp8_output_proj": see(observe.choices, refused=2, **FP8_MODEL),  # by the fused loss alone
+    "fp8_output_proj": see(observe.numbers, **FP8_MODEL),
     "fp8_amax_history_len": see(observe.numbers, value=1, **FP8_MODEL),
     "fp8_amax_compute_algo": see(observe.numbers, **FP8_MODEL),
     "fp8_param_gather": see(observe.plan, **FP8_MODEL, use_distributed_optimizer=True),

@@ -262,22 +262,28 @@ def test_bench_case_times_equal_things(device):
     assert case.flops == 6 * 5 * 8 * 40
 
 
+class Products:
+    """The products with `weight`, noted as they are asked for."""
+
+    def __init__(self, weight, calls):
+        self.weight, self.calls = weight, calls
+
+    def logits(self, hidden, logits):
+        self.calls.append("logits")
+        torch.mm(hidden, self.weight[: logits.shape[1]].t(), out=logits)
+
+    def dhidden(self, dlogits, dhidden):
+        self.calls.append("dhidden")
+        torch.mm(dlogits, self.weight[: dlogits.shape[1]], out=dhidden)
+
+
 def test_products_of_the_caller_take_the_place_of_the_gemms(device):
     """As the head in fp8 hands them in: here the same GEMMs, so the same bits, z-loss and all."""
     x, weight, labels, weights = draw(7, 16, 64, 61, torch.bfloat16, device)
     spec, calls = LossSpec(vocab_size=61, z_loss=0.02), []
 
-    class Products:
-        def logits(self, hidden, logits):
-            calls.append("logits")
-            torch.mm(hidden, weight[: logits.shape[1]].t(), out=logits)
-
-        def dhidden(self, dlogits, dhidden):
-            calls.append("dhidden")
-            torch.mm(dlogits, weight[: dlogits.shape[1]], out=dhidden)
-
     found = []
-    for products in (None, Products()):
+    for products in (None, Products(weight, calls)):
         total, main_grad = torch.zeros((), device=device), torch.zeros(64, 16, device=device)
         how = {"chunk_tokens": 4, "z_total": total, "main_grad": main_grad, "products": products}
         found.append((*ours(x, weight, labels, spec, weights, **how), total))
@@ -285,13 +291,16 @@ def test_products_of_the_caller_take_the_place_of_the_gemms(device):
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
-@pytest.mark.parametrize("chunk_tokens", [3, None])
-def test_a_split_head_gives_the_whole_loss(device, chunk_tokens):
-    """Shards in turn, three times: for their maxima, for their sums, for the result. One is all padding."""
+@pytest.mark.parametrize(("chunk_tokens", "given"), [(3, False), (None, True)])
+def test_a_split_head_gives_the_whole_loss(device, chunk_tokens, given):
+    """Shards in turn, three times: for their maxima, for their sums, for the result. One is all padding.
+
+    given: somebody else multiplies with the shard.
+    """
     spec, rows = LossSpec(vocab_size=37, label_smoothing=0.1, z_loss=0.02), 16
     x, weight, labels, weights = draw(7, 8, 3 * rows, 37, torch.float32, device)
     said: dict[tuple[str, int], list[torch.Tensor]] = {}
-    totals = torch.zeros(3, device=device)
+    totals, calls_of_products = torch.zeros(3, device=device), []
 
     def run(index: int, final: bool):
         calls = {"max": 0, "sum": 0}
@@ -311,6 +320,8 @@ def test_a_split_head_gives_the_whole_loss(device, chunk_tokens):
         shard = VocabShard(index * rows, rows, all_reduce)
         totals[index] = 0.0
         how = {"chunk_tokens": chunk_tokens, "shard": shard, "z_total": totals[index], "impl": "triton"}
+        if given:
+            how["products"] = Products(part, calls_of_products)
         return ours(x, part, labels, spec, weights, **how)
 
     for index in range(3):
@@ -319,6 +330,7 @@ def test_a_split_head_gives_the_whole_loss(device, chunk_tokens):
     for index in range(3):
         run(index, False)
     found = [run(index, True) for index in range(3)]
+    assert calls_of_products == ["logits", "dhidden"] * (9 if given else 0)
     loss, dx, dweight = exact(x, weight, labels, spec, weights)
     for each, _, _ in found:
         torch.testing.assert_close(each.double(), loss, rtol=1e-5, atol=1e-5)

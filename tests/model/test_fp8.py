@@ -10,9 +10,11 @@ from redline.formulas.operators import WITHOUT_LOGITS
 from redline.model import Fp8Gemms, fp8, fused_ops, local_ops
 from redline.model.fp8 import Fp8Gemm, Fp8Site
 from redline.model.fp8_blocks import BlockGemm
+from redline.model.fp8_head import Fp8Head
 from redline.model.modules import Linear
 from redline.plan.fp8 import gemm_sites
 from redline.precision import Fp8Spec, Fp8State
+from redline.precision.fp8 import measured_cast
 
 SIZES = {"hidden": 32, "ffn": 48, "head_dim": 16, "num_heads": 4, "num_groups": 2, "vocab_size": 61}
 
@@ -161,18 +163,48 @@ def test_a_site_as_one_operator_is_the_site(fused, kernel_device):
         assert all(torch.equal(each, found[1][1][name]) for name, each in found[0][1].items())
 
 
-def test_the_head_in_fp8(kernel_device):
-    """Logits and the gradient that reaches the last layer are near those of a head in bf16."""
-    shape = make_shape("llama", **SIZES, padded_vocab_size=64)
-    model, gemms = model_in_fp8("llama", kernel_device, fused=True)
+@pytest.mark.parametrize(("kind", "fused"), [("llama", False), ("gpt2", False), ("llama", True)])
+def test_the_head_in_fp8(kind, fused, kernel_device):
+    """Logits and the gradient that reaches the last layer are near those of a head in bf16, tied or not."""
+    shape = make_shape(kind, **SIZES, padded_vocab_size=64)
+    model, gemms = model_in_fp8(kind, kernel_device, fused=fused)
     wanted = step(model, gemms), {name: each.clone() for name, each in gradients(model).items()}
-    model, gemms = model_in_fp8("llama", kernel_device, fused=True, head=True)
+    model, gemms = model_in_fp8(kind, kernel_device, fused=fused, head=True)
     assert step(model, gemms) == pytest.approx(wanted[0], rel=0.02)
     found = gradients(model)
-    gap = (found["head.weight"] - wanted[1]["head.weight"]).norm() / wanted[1]["head.weight"].norm()
+    name = "embedding.word.weight" if shape.tied else "head.weight"
+    gap = (found[name] - wanted[1][name]).norm() / wanted[1][name].norm()
     assert 1e-3 < gap < 0.1
     assert 1e-3 < distance(found, wanted[1]) < 0.25
     assert gemms.head is not None and gemms.head.q_VH.shape == (64, shape.hidden)
+
+
+@pytest.mark.parametrize("fuse", [True, False])
+def test_the_head_multiplies_what_its_casts_stand_for(fuse, kernel_device):
+    """Against float64 of the cast operands: bf16 rounds the results once, fp32 sums lose less."""
+    model, _ = model_in_fp8("llama", kernel_device, layers=1)
+    weight = model.head_weight
+    generator = torch.Generator().manual_seed(5)
+    hidden, dy = (
+        torch.randn(27, size, generator=generator).to(kernel_device, torch.bfloat16) for size in (32, 64)
+    )
+
+    def stands_for(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        q, _, inverse = measured_cast(x.detach(), dtype, False)
+        return q.double() * inverse.double()
+
+    head = Fp8Head(model, kernels=kernel_device == "cuda", fuse_wgrad=fuse)
+    head.refresh()
+    leaf = hidden.clone().requires_grad_()
+    weight.main_grad.fill_(1.0)
+    logits = head.linear(leaf, weight)
+    logits.backward(dy)
+    W = stands_for(weight, torch.float8_e4m3fn)
+    X, D = stands_for(hidden, torch.float8_e4m3fn), stands_for(dy, torch.float8_e5m2)
+    for found, wanted in ((logits, X @ W.T), (leaf.grad, D @ W)):
+        torch.testing.assert_close(found.double(), wanted, rtol=2**-8, atol=1e-3)
+    exact, rounded = 1.0 + dy.double().T @ hidden.double(), 0.0 if fuse else 2**-8
+    torch.testing.assert_close(weight.main_grad.double(), exact, rtol=rounded + 1e-5, atol=8 * rounded + 1e-5)
 
 
 def test_the_first_weight_gradient_of_a_step_is_written(kernel_device):

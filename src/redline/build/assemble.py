@@ -212,14 +212,6 @@ def make_fp8(
     if spec.recipe == "blockwise" and not spec.emulate and device.type == "cuda":
         _require_cuda_of_blocks(torch.version.cuda)
     state = Fp8State(plan.fp8.sites, spec, device, groups.world, kernels=bool(fused) or device.type == "cuda")
-    if options.fp8_output_proj and "linear_cross_entropy" not in fused:
-        raise ConfigError(
-            "--fp8-output-proj cannot be obeyed.",
-            "the head runs in fp8 inside the fused loss without logits, which this run does not use.",
-            "leave it out: the layers run in fp8 without it. That loss runs on a GPU alone."
-            if device.type == "cpu"
-            else "leave it out, or use the fused loss (--cross-entropy-fusion-impl linear).",
-        )
     fuse_wgrad = config.kernels.gradient_accumulation_fusion
     buffers, ranks, compute_dtype = storage
     params = None

@@ -34,7 +34,8 @@ def loss_workspace(shape: ModelShape, run: MicrobatchShape) -> tuple[Held, ...]:
         dhidden = Held("head", "head", "gradient of the hidden states", T * shape.hidden * e)
         wide = T * (padded + shape.hidden) * ITEM_BYTES[run.grad_dtype] * run.copies_for_wgrad
         widened = Held("head", "head", "wide operands of the weight gradient", wide)
-        return tuple(max([caller], [dhidden, widened], key=total_bytes))
+        cast = Held("head", "loss", "gradient of the logits in fp8", T * padded * bool(run.fp8_head))
+        return tuple(max([caller], [dhidden, widened], [dhidden, cast], key=total_bytes))
     forward = [caller, Held("head", "loss", "logits, padded", T * padded * e)]
     if w > e or padded > V:  # the softmax reads a dense copy without the padding
         forward.append(Held("head", "loss", "wide logits", T * V * w))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -32,7 +31,7 @@ class Fp8Gemms:
         state: the scaling state; it names the sites.
         fused: the operators that run as kernels: a fused norm or activation writes fp8 itself.
         fuse_wgrad: of weight gradients that are not computed in fp8.
-        head: whether the products of the output head with logits in chunks run in fp8 too.
+        head: whether the products of the output head run in fp8 too.
         params: casts the weights, where they are stored in fp8.
         keeps_transposed: keep each cast weight in both layouts.
         compiled: the blocks are to be compiled.
@@ -65,9 +64,9 @@ class Fp8Gemms:
         self.gemms: dict[str, SiteGemm] = {}
         self._layers = {f"layers.{index}": layer for index, layer in enumerate(model.layers)}
         self._place()
-        self.head = Fp8Head(model) if head else None
+        self.head = Fp8Head(model, kernels=state.kernels, fuse_wgrad=fuse_wgrad) if head else None
         if self.head is not None:
-            model.ops = replace(model.ops, head_loss=partial(model.ops.head_loss, products=self.head))
+            model.ops = self.head.in_place_of(model.ops, in_chunks="linear_cross_entropy" in fused)
         self._stale = self._unwritten = True
         self._uncast: set[str] = set()  # parts of the model whose weights are cast once they have arrived
 

@@ -13,6 +13,7 @@ from redline.formulas.fp8_sizes import FP8_MULTIPLES
 from redline.formulas.shape import ModelShape
 from redline.hardware import ADA, BLACKWELL, HOPPER, Hardware
 
+HEAD_MULTIPLE = FP8_MULTIPLES["tensorwise"]  # the head's scales are measured, by every recipe
 BESIDE_FP8 = "in bf16 beside fp8"  # the choice that names GEMMs which stay
 
 
@@ -21,7 +22,7 @@ class Fp8Plan:
     """Names of the sites that run in fp8, such as "layers.0.attention.qkv", and the record of why.
 
     Attributes:
-        weights, head: elements of their matrices, and of the head's where it runs in fp8.
+        weights, head: elements of their matrices, and of the head's on a rank where it runs in fp8.
         copies: fp8 casts of each weight that are kept; a transposed one may be made as it is needed.
         stored: the weights exist in fp8 alone.
     """
@@ -43,18 +44,24 @@ def gemm_sites(shape: ModelShape) -> Iterator[tuple[str, int, int]]:
         yield f"layers.{layer}.mlp.fc2", shape.hidden, shape.ffn
 
 
-def plan_fp8(config: PrecisionConfig, shape: ModelShape, hardware: Hardware) -> Fp8Plan | None:
+def plan_fp8(
+    config: PrecisionConfig, shape: ModelShape, hardware: Hardware, head_rows: int
+) -> Fp8Plan | None:
     """The sites of this run in fp8; None without `--fp8-format`.
 
     Args:
         shape: of the part that one rank holds: its matrices are what GEMMs multiply.
+        head_rows: the vocabulary's that one rank holds, padded.
 
-    Raises: ConfigError where the card has no fp8 units, a pattern matches no site, or none would run in fp8.
+    Raises: ConfigError where the card has no fp8 units, a pattern matches no site, none would run in fp8, or
+        the head is to and cannot.
     """
     if config.fp8_format is None:
         return None
     _require_units(config, hardware)
     _require_matches(config.fp8_keep_bf16, [name for name, _, _ in gemm_sites(shape)])
+    if config.fp8_output_proj:
+        _require_head(head_rows, shape.hidden)
     kept: dict[str, list[str]] = {}
     sites, weights = [], 0
     for name, size_out, size_in in gemm_sites(shape):
@@ -90,7 +97,7 @@ def plan_fp8(config: PrecisionConfig, shape: ModelShape, hardware: Hardware) -> 
         tuple(sites),
         weights,
         tuple(choices),
-        head=shape.padded_vocab_size * shape.hidden if config.fp8_output_proj else 0,
+        head=head_rows * shape.hidden if config.fp8_output_proj else 0,
         copies=1
         if config.fp8_recipe in ("delayed", "tensorwise") and not config.keep_fp8_transpose_cache
         else 2,
@@ -105,6 +112,19 @@ def _require_matches(patterns: tuple[str, ...], names: list[str]) -> None:
                 f"--fp8-keep-bf16 {pattern} matches no GEMM.",
                 f"the GEMMs of the layers are {_listed(names)}, up to {names[-1]}.",
                 "write a shell pattern that matches some of these names, or leave it out.",
+            )
+
+
+def _require_head(rows: int, hidden: int) -> None:
+    for what, size, option in (
+        ("rows on each rank", rows, "--make-vocab-size-divisible-by"),
+        ("columns", hidden, "--hidden-size"),
+    ):
+        if size % HEAD_MULTIPLE:
+            raise ConfigError(
+                "--fp8-output-proj cannot be obeyed.",
+                f"the head has {size} {what}, and a GEMM in fp8 takes multiples of {HEAD_MULTIPLE}.",
+                f"give {option} such a multiple, or leave it out: the layers run in fp8 without it.",
             )
 
 

@@ -40,20 +40,6 @@ def fp8_tp_overlap(config: RunConfig) -> Broken:
 
 
 @rule(
-    "fp8-head-tensor-parallel",
-    "fp8_output_proj",
-    "tensor_model_parallel_size",
-    why="the head in fp8 holds the whole vocabulary.",
-    training=True,
-)
-def fp8_head_tensor_parallel(config: RunConfig) -> Broken:
-    tp = config.parallel.tensor_model_parallel_size
-    if not config.precision.fp8_output_proj or tp == 1:
-        return None
-    return f"--fp8-output-proj does not go with --tensor-model-parallel-size {tp}.", "leave it out."
-
-
-@rule(
     "fp8-gather-needs",
     "fp8_param_gather",
     "fp4_param_gather",

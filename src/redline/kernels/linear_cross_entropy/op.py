@@ -15,7 +15,7 @@ reads and writes the whole main_grad; equal chunks, in multiples of the GEMMs' t
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,19 +35,10 @@ from redline.kernels.common import (
 )
 from redline.kernels.cross_entropy import VocabShard
 from redline.kernels.linear_cross_entropy.accumulate import accumulate
+from redline.kernels.linear_cross_entropy.products import HeadProducts
 from redline.kernels.linear_cross_entropy.reference import linear_cross_entropy_reference
 from redline.kernels.linear_cross_entropy.sharded import launch_sharded
 from redline.kernels.loss_spec import LossSpec, add_z_part, loss_spec
-
-
-class HeadProducts(Protocol):
-    """The two products with the head's weight, over the first columns of it that the logits have."""
-
-    def logits(self, hidden_CH: Tensor, logits_CV: Tensor) -> None:
-        """logits = hidden W^T, into the given tensor."""
-
-    def dhidden(self, dlogits_CV: Tensor, dhidden_CH: Tensor) -> None:
-        """dhidden = dlogits W, into the given tensor."""
 
 
 def supports(hidden_TH: Tensor, weight_VH: Tensor) -> str | None:
@@ -213,13 +204,13 @@ class LinearCrossEntropyFn(torch.autograd.Function):
     ) -> Tensor:  # fmt: skip
         tensors = hidden, weight, labels, weights, main_grad, grad_scale
         lse_T = None if z_total is None else hidden.new_empty(len(hidden), dtype=torch.float32)
-        if products is not None:
-            loss_T, dhidden, dweight = _launch(*tensors, lse_T, *spec, chunk_tokens, *needs, products)
-        elif shard is None:
-            loss_T, dhidden, dweight = _forward(*tensors, lse_T, *spec, chunk_tokens, *needs)
-        else:
-            how = loss_spec(*spec), shard, chunk_tokens, needs
+        if shard is not None:
+            how = loss_spec(*spec), shard, chunk_tokens, needs, products
             loss_T, dhidden, dweight = launch_sharded(*tensors, lse_T, *how)
+        elif products is not None:
+            loss_T, dhidden, dweight = _launch(*tensors, lse_T, *spec, chunk_tokens, *needs, products)
+        else:
+            loss_T, dhidden, dweight = _forward(*tensors, lse_T, *spec, chunk_tokens, *needs)
         if z_total is not None and lse_T is not None:
             add_z_part(z_total, lse_T, weights, spec[2])
         ctx.save_for_backward(dhidden, dweight, grad_scale)

@@ -13,13 +13,14 @@ from torch import Tensor
 from redline.kernels.common import as_rows
 from redline.kernels.cross_entropy.op import VocabShard, combine_shards
 from redline.kernels.linear_cross_entropy.accumulate import accumulate
+from redline.kernels.linear_cross_entropy.products import HeadProducts
 from redline.kernels.loss_spec import LossSpec
 
 
 def launch_sharded(
     hidden: Tensor, weight: Tensor, labels: Tensor, weights: Tensor | None, main_grad: Tensor | None,
     grad_scale: Tensor | None, lse_T: Tensor | None, spec: LossSpec, shard: VocabShard, chunk_tokens: int,
-    needs: tuple[bool, bool],
+    needs: tuple[bool, bool], products: HeadProducts | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """As the launcher of op.py: (loss_T fp32, gradient of hidden, of weight), empty where not needed.
 
@@ -41,7 +42,10 @@ def launch_sharded(
     for start in range(0, len(hidden), chunk_tokens):
         chunk = slice(start, min(start + chunk_tokens, len(hidden)))
         hidden_CH, logits_CV = hidden[chunk], buffer_CV[: chunk.stop - start]
-        torch.mm(hidden_CH, weight.t(), out=logits_CV)
+        if products is None:
+            torch.mm(hidden_CH, weight.t(), out=logits_CV)
+        else:
+            products.logits(hidden_CH, logits_CV)
         tokens: tuple[Tensor, Tensor | None] = labels[chunk], None if weights is None else weights[chunk]
         stats_4C: Tensor = statistics(
             logits_CV, *tokens, shard.start, spec.vocab_size, spec.label_smoothing, spec.z_loss
@@ -51,8 +55,10 @@ def launch_sharded(
             lse_T[chunk] = lse_C
         if needs_hidden or needs_weight:
             gradient_(logits_CV, *tokens, lse_C, scale.expand(len(lse_C)), shard.start, *spec.as_args)
-        if needs_hidden:
+        if needs_hidden and products is None:
             torch.mm(logits_CV, weight, out=dhidden_TH[chunk])
+        elif needs_hidden and products is not None:
+            products.dhidden(logits_CV, dhidden_TH[chunk])
         if dweight_VH is not None:
             accumulate(dweight_VH, logits_CV, hidden_CH)
     returned = None if main_grad is not None else dweight_VH
