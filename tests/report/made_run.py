@@ -172,7 +172,12 @@ def summary_of(folder: Path, steps: int, ranks: int, rate: float) -> dict[str, A
         },
         "tokens_per_s": rate * ranks,
         "step_time_s": 32_768 / rate,
-        "predicted_memory": {"total": sum(parts.values()), "peak_at": "loss", "parts": parts},
+        "predicted_memory": {
+            "total": sum(parts.values()),
+            "peak_at": "loss",
+            "parts": parts,
+            "saved": {"attention.core": 4 << 30, "mlp.fc2": 2 << 30},
+        },
         "measured_memory_bytes": 71 << 30,
         "measured_memory": {
             "weights": 6 << 30,
@@ -182,6 +187,10 @@ def summary_of(folder: Path, steps: int, ranks: int, rate: float) -> dict[str, A
             "exp_avg_sq": 11 << 30,
             "activations_and_workspace": 21 << 30,
             "kept_in_reserve": 2 << 30,
+        },
+        "measured_activations": {
+            "by_module": {"attention.core": 4 << 30, "mlp.fc2": 3 << 30},
+            "unknown": None,
         },
         "memory_measure": "peak allocated by PyTorch on the GPU",
         "train_loss": 2.125,

@@ -215,6 +215,12 @@ def test_memory_choices_environment(page: Node) -> None:
     assert ["main params", "10.94 GiB", "11.00 GiB"] in parts
     assert ["activations and workspace, together", "20.12 GiB", "21.00 GiB"] in parts
     assert ["kept in reserve", "", "2.00 GiB"] in parts
+    saved = memory.one("table", class_="saved").rows()
+    assert saved[1:] == [
+        ["attention.core", "4.00 GiB", "4.00 GiB"],
+        ["mlp.fc2", "2.00 GiB", "3.00 GiB"],
+        ["in all", "6.00 GiB", "7.00 GiB"],
+    ]
     predicted, measured = memory.all("div", class_="bar")
     assert [len(bar.all("i")) for bar in (predicted, measured)] == [5, 4]
     rows = page.one("section", id="choices").one("table").rows()

@@ -208,3 +208,14 @@ def test_what_is_held_after_the_forward_pass_is_compared_too():
     document = {**DOCUMENT, "predicted_memory": predicted, "measured_after_forward": 2 << 30}
     line = next(line for line in printed(document, 120).splitlines() if "after the forward pass" in line)
     assert line.split()[-4:] == ["3.00", "GiB", "2.00", "GiB"]
+
+
+def test_what_is_saved_stands_by_module_or_why_it_does_not():
+    predicted = {"total": 5 << 30, "parts": {}, "saved": {"attention.core": 3 << 30, "mlp.fc2": 1 << 30}}
+    found = {"by_module": {"attention.core": 2 << 30, "mlp.fc2": 1 << 30}, "unknown": None}
+    document = {**DOCUMENT, "predicted_memory": predicted, "measured_activations": found}
+    lines = [line.split() for line in printed(document, 120).splitlines() if "saved " in line]
+    core, whole = (next(line for line in lines if name in line) for name in ("attention.core", "backward"))
+    assert core[-4:] == ["3.00", "GiB", "2.00", "GiB"] and whole[-4:] == ["4.00", "GiB", "3.00", "GiB"]
+    document["measured_activations"] = {"by_module": None, "unknown": "a graph is compiled"}
+    assert "not known by module (a graph is compiled)" in " ".join(printed(document, 200).split())

@@ -145,6 +145,7 @@ def comparison(plan: Plan, run: Mapping[str, Any]) -> dict[str, Any]:
         "measured": run.get("measured_memory"),
         "measure": run.get("memory_measure"),
         "measured_after_forward": run.get("measured_after_forward"),
+        "measured_activations": run.get("measured_activations"),
         "predicted_by_the_run": (run.get("predicted_memory") or {}).get("total"),
         "predicted_over_measured": plan.memory.total / peak if peak else None,
     }
@@ -175,8 +176,8 @@ def _print_against(plan: Plan, run: Mapping[str, Any]) -> None:
     from redline.report.text import memory_table
 
     peak = run.get("measured_memory_bytes")
-    after_forward = run.get("measured_after_forward")
-    table = memory_table(plan.memory.as_dict(), run.get("measured_memory"), peak, after_forward)
+    found = (run.get(f"measured_{name}") for name in ("memory_bytes", "after_forward", "activations"))
+    table = memory_table(plan.memory.as_dict(), run.get("measured_memory"), *found)
     table.title = f"against the run {run['name']}"
     if run.get("parameters") not in (None, plan.parameters.total):
         table.add_row("another model: parameters", f"{plan.parameters.total:,}", f"{run['parameters']:,}")

@@ -32,6 +32,7 @@ from redline.formulas.activations import (
 from redline.formulas.buckets import ALIGNMENT
 from redline.formulas.params import stored_elements
 from redline.formulas.recompute import NOTHING
+from redline.formulas.saved import by_module
 from redline.formulas.shape import ModelShape
 from redline.formulas.state import ITEM_BYTES, StateDtypes, away_bytes, stage_bytes, state_bytes
 from redline.formulas.workspace import attention_workspace, loss_workspace, mlp_workspace
@@ -58,6 +59,7 @@ class StageMemory:
         workspace: needed for a moment at the peak, by what it is.
         peak_at: the moment of the peak, by its name above.
         moments: bytes of every moment, state included; "forward": when it has ended, never more than "loss".
+        saved: for backward when a forward has ended, by module (formulas/saved.py), wherever it lies.
         fragmentation, context: expected on top; not part of `total`.
         host: in host memory, of the state by tensor class, and offloaded "activations" of one microbatch; not
             part of `total` either.
@@ -70,6 +72,7 @@ class StageMemory:
     moments: Mapping[str, int]
     fragmentation: int
     context: int
+    saved: Mapping[str, int] = field(default_factory=dict)
     host: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -96,6 +99,7 @@ class StageMemory:
             "peak_at": self.peak_at,
             "parts": self.parts,
             "moments": dict(self.moments),
+            "saved": dict(self.saved),
             "fragmentation": self.fragmentation,
             "context": self.context,
             "reserved": self.reserved,
@@ -177,6 +181,7 @@ def training_memory(shape: ModelShape, run: MicrobatchShape, dtypes: StateDtypes
         moments=MappingProxyType(sizes),
         fragmentation=round(FRAGMENTATION[run.device] * moving),
         context=CONTEXT[run.device],
+        saved=MappingProxyType(by_module(_saved(shape, run))),
         host=MappingProxyType(host),
     )
     return MemoryEstimate((stage,))
@@ -259,7 +264,11 @@ def _worst(moments: Iterator[Moment]) -> Moment:
 
 def activation_table(shape: ModelShape, run: MicrobatchShape) -> tuple[tuple[int, Held], ...]:
     """Every saved tensor with how often it is saved: once a layer, or once."""
-    shape = of_rank(shape, run.tp)
+    return _saved(of_rank(shape, run.tp), run)
+
+
+def _saved(shape: ModelShape, run: MicrobatchShape) -> tuple[tuple[int, Held], ...]:
+    """`activation_table` of one rank's part of a model."""
     once = [(1, held) for held in saved_by_embedding(shape, run)]
     units = run.recompute.units(shape.num_layers)
     plain = shape.num_layers - (units[-1].stop if units else 0)

@@ -219,15 +219,16 @@ class Fp8Site:
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.prologue is None:
-            return self._run(x)
+            return self.multiply(x)
         if not self.rebuild:
-            return self._run(self.prologue(x))
+            return self.multiply(self.prologue(x))
         if not self.gemm.state.spec.wgrad:
-            return rebuilt(self.prologue, x, self._run)
+            return rebuilt(self.prologue, x, self.multiply)
         with self._casting_again(self.prologue, x.detach()):
-            return self._run(self.prologue(x))
+            return self.multiply(self.prologue(x))
 
-    def _run(self, x: Tensor) -> Tensor:
+    def multiply(self, x: Tensor) -> Tensor:
+        """The GEMM without what comes before it."""
         if self.opaque is not None:
             return self.opaque(x)
         y: Tensor = Fp8GemmFn.apply(x, self.gemm.linear.weight, self._bias(), self.gemm, self.fuse_wgrad)

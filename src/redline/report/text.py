@@ -150,7 +150,8 @@ def _fp8(rows: Iterable[Mapping[str, Any]]) -> Table:
 def _memory(document: Mapping[str, Any]) -> Table:
     predicted = document.get("predicted_memory") or {}
     measured, peak = document.get("measured_memory") or {}, document.get("measured_memory_bytes")
-    table = memory_table(predicted, measured, peak, document.get("measured_after_forward"))
+    then, saved = document.get("measured_after_forward"), document.get("measured_activations")
+    table = memory_table(predicted, measured, peak, then, saved)
     if peak is not None:
         how = f" ({document['memory_measure']})" if document.get("memory_measure") else ""
         table.caption = f"measured{how}"
@@ -165,6 +166,7 @@ def memory_table(
     measured: Mapping[str, int] | None,
     peak: int | None,
     after_forward: int | None = None,
+    activations: Mapping[str, Any] | None = None,
 ) -> Table:
     """Prediction and measurement by class, side by side.
 
@@ -173,6 +175,7 @@ def memory_table(
         measured: bytes by class of a run; the classes that a step adds come as one sum.
         peak: measured in all.
         after_forward: measured when a forward pass had ended.
+        activations: what a run counted of saved tensors, "by_module", or why they are "unknown".
     """
     table = new_table("memory")
     table.add_column("class")
@@ -196,7 +199,24 @@ def memory_table(
         table.add_row("after the forward pass", _bytes_or_blank(then), format_bytes(after_forward))
     if predicted.get("host"):
         table.add_row("beside it in host memory", format_bytes(sum(predicted["host"].values())), "")
+    if activations:
+        _add_activations(table, predicted.get("saved") or {}, activations)
     return table
+
+
+def _add_activations(table: Table, predicted: Mapping[str, int], activations: Mapping[str, Any]) -> None:
+    """What a forward pass saves for its backward, module by module."""
+    measured = activations.get("by_module")
+    table.add_section()
+    if not measured:
+        reason = activations.get("unknown") or "nobody counted it"
+        table.add_row(f"saved for backward: not known by module ({reason})", "", "")
+        return
+    for name in dict.fromkeys((*predicted, *measured)):
+        found = measured.get(name, 0)
+        table.add_row(f"saved by {name}", format_bytes(predicted.get(name, 0)), format_bytes(found))
+    sums = (format_bytes(sum(sizes.values())) for sizes in (predicted, measured))
+    table.add_row("saved for backward", *sums, style="bold")
 
 
 def _added_by_a_step(predicted: Mapping[str, Any]) -> int | None:

@@ -6,6 +6,7 @@ import resource
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -16,6 +17,8 @@ from redline.hardware import Hardware
 from redline.optim import FlatBuffers, Kind
 from redline.plan import Plan
 from redline.plan.lighter import advice, least_needed, lighter_changes
+from redline.step import TrainStep
+from redline.step.saved import SavedCount, count_next_step
 from redline.units import format_bytes
 
 STATUS, CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
@@ -132,6 +135,24 @@ def measured_memory(
     if meter.device.type == "cuda":
         held["kept_in_reserve"] = max(0, torch.cuda.max_memory_reserved(meter.device) - peak)
     return held
+
+
+def count_saved(step: TrainStep, config: RunConfig) -> SavedCount | str:
+    """Have the first step count what it saves for backward by module; or why that cannot be known."""
+    if config.compile.use_torch_compile:
+        return "blocks run as graphs of torch.compile, which hooks on what is saved would change"
+    if config.kernels.transformer_impl == "transformer_engine":
+        return "the modules of transformer-engine save for several sites at once"
+    return count_next_step(step)
+
+
+def measured_activations(saved: SavedCount | str | None) -> dict[str, Any] | None:
+    """For the summary: bytes "by_module", or why they are "unknown"; None where nobody counted."""
+    if isinstance(saved, str):
+        return {"by_module": None, "unknown": saved}
+    if saved is None or not saved.by_module:
+        return None
+    return {"by_module": saved.by_module, "unknown": None}
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from redline.ledger import Ledger, open_ledger, read_summary, write_summary
 from redline.run.actions import RunActions
 from redline.run.display import Display, say
 from redline.run.folder import RunFolder, check_folder, goes_on, name_run, open_folder
-from redline.run.memory import memory_history, out_of_memory_explained
+from redline.run.memory import count_saved, memory_history, out_of_memory_explained
 from redline.run.opening import OpenRun, open_run
 from redline.run.profiling import Profiling
 from redline.run.restart import restarted
@@ -121,6 +121,7 @@ def _train_in(folder: RunFolder, run: OpenRun, started: float) -> dict[str, Any]
         agree=partial(largest, run.groups.control),
     )
     step, batches = run.make_step(), run.batches()
+    saved = count_saved(step, run.config) if leads else None
     total = run.plan.batch.total_iterations
     with (
         _ledger(folder, run) if leads else nullcontext() as ledger,
@@ -161,6 +162,7 @@ def _train_in(folder: RunFolder, run: OpenRun, started: float) -> dict[str, Any]
         test=test,
         account=profiling.account,
         fp8=actions.fp8,
+        saved=saved,
         ranks=None if actions.straggler is None else actions.straggler.whole,
     )
     write_summary(folder.summary, summary)

@@ -13,9 +13,10 @@ from redline.formulas.flops import Convention, TokenFlops
 from redline.ledger import Ledger, RunSummary, Skew, StepAccount, ValidRecord, mfu
 from redline.run.folder import RunFolder
 from redline.run.fp8 import Fp8Watch
-from redline.run.memory import measured_memory
+from redline.run.memory import measured_activations, measured_memory
 from redline.run.opening import OpenRun
 from redline.run.profiling import ledger_of
+from redline.step.saved import SavedCount
 
 
 def summarize(
@@ -30,6 +31,7 @@ def summarize(
     account: StepAccount | None,
     ranks: Skew | None,
     fp8: Fp8Watch | None = None,
+    saved: SavedCount | str | None = None,
 ) -> RunSummary:
     """Everything a reader of summary.json may ask of the run.
 
@@ -37,6 +39,7 @@ def summarize(
         flops: model FLOPs of the mean token that was trained on, in each convention.
         fp8: has the newest table of what casts to fp8 lost.
         ranks: how they compare, where that was asked for.
+        saved: what the first step counted of activations, or why it did not.
     """
     plan, state, statistics = run.plan, run.state, ledger.statistics
     rate = statistics.tokens_per_s
@@ -92,6 +95,7 @@ def summarize(
             )
             if statistics.steps
             else None,
+            "measured_activations": measured_activations(saved),
             "measured_after_forward": run.meter.forward_bytes or None,
             "nonfinite_steps": state.nonfinite_steps,
             "world_size": run.groups.world.size,

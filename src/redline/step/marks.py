@@ -1,9 +1,8 @@
 """Regions around the parts of a step, for the steps that are profiled and no others.
 
-Nothing in the model or the step knows of them. For the time of a profiled step hooks are set on the modules,
-and the few methods that mark a phase are shadowed on their object; afterwards both are gone, so that an
-unprofiled step makes not one call more. A block under torch.compile is marked as a whole from outside:
-its inside is one graph, and a hook there would have it compiled anew.
+Nothing in the model or the step knows of them (around.py): an unprofiled step makes not one call more. A
+block under torch.compile is marked as a whole from outside: its inside is one graph, and a hook there would
+have it compiled anew.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import wraps
 from typing import Any
 
 from torch import nn
@@ -19,6 +17,7 @@ from torch.profiler import record_function
 
 from redline.ledger.marks import mark
 from redline.model import Transformer
+from redline.step.around import Around, Context, inside
 from redline.step.loop import Action
 from redline.step.train_step import TrainStep
 
@@ -29,13 +28,7 @@ COMPILED = "_compiled_call_impl"  # what nn.Module.compile() sets, and __call__ 
 
 def region(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
     """`call` inside a region."""
-
-    @wraps(call)
-    def inside(*args: Any, **kwargs: Any) -> Any:
-        with record_function(name):
-            return call(*args, **kwargs)
-
-    return inside
+    return inside(_named(name), call)
 
 
 def marked_action(action: Action) -> Action:
@@ -49,76 +42,56 @@ def marked(step: TrainStep) -> Iterator[None]:
     """Within, the step, its optimizer and its model mark what they do."""
     model, optimizer = step.state.model, step.state.optimizer
     with ExitStack() as undo:
-        shadow = _Shadows(undo)
-        shadow(optimizer, "step", mark("phase", "optimizer"))
-        shadow(optimizer.buffers, "zero_grad", mark("phase", "optimizer"))
+        marks = _Marks(Around(undo))
+        marks.call(optimizer, "step", mark("phase", "optimizer"))
+        marks.call(optimizer.buffers, "zero_grad", mark("phase", "optimizer"))
         for way in ("bring", "take_back"):
-            shadow(optimizer.adam.away, way, mark("module", "offload"))
-        _mark_model(model, undo, shadow)
+            marks.call(optimizer.adam.away, way, mark("module", "offload"))
+        _mark_model(model, marks)
         yield
 
 
-class _Shadows:
-    """Puts a marked callable in place of an attribute of one object, until `undo` closes."""
+class _Marks:
+    """Sets regions."""
 
-    def __init__(self, undo: ExitStack) -> None:
-        self._undo = undo
+    def __init__(self, around: Around) -> None:
+        self._around = around
 
-    def __call__(self, owner: Any, name: str, *marks: str) -> None:
-        own = vars(owner).get(name)
-        call = getattr(owner, name)
+    def call(self, owner: Any, name: str, *marks: str) -> None:
+        """Around an attribute of one object, the first mark outermost."""
         for each in reversed(marks):
-            call = region(each, call)
-        object.__setattr__(owner, name, call)
-        self._undo.callback(_restore, owner, name, own)
+            self._around.call(owner, name, _named(each))
+
+    def module(self, module: nn.Module, name: str) -> None:
+        """Around its forward."""
+        self._around.module(module, _named(name))
 
 
-def _restore(owner: Any, name: str, own: Any) -> None:
-    if own is None:
-        object.__delattr__(owner, name)
-    else:
-        object.__setattr__(owner, name, own)
+def _named(name: str) -> Context:
+    return lambda *_, **__: record_function(name)
 
 
-def _mark_model(model: Transformer, undo: ExitStack, shadow: _Shadows) -> None:
-    _hook(model, [mark("phase", "forward")], undo)
-    shadow(model, "loss", mark("phase", "forward"), mark("module", "head"))
+def _mark_model(model: Transformer, marks: _Marks) -> None:
+    marks.module(model, mark("phase", "forward"))
+    marks.call(model, "loss", mark("phase", "forward"), mark("module", "head"))
     for name, module in model.named_children():
         if module is not model.layers:
-            _hook(module, [mark("module", name)], undo)
+            marks.module(module, mark("module", name))
     for index, block in enumerate(model.layers):
         if getattr(block, COMPILED) is not None:
-            shadow(block, COMPILED, mark("layer", index))
+            marks.call(block, COMPILED, mark("layer", index))
             continue
-        _hook(block, [mark("layer", index)], undo)
+        marks.module(block, mark("layer", index))
         for name, module in block.named_modules():
             if name:
-                _hook(module, [mark("module", name)], undo)
-                _mark_sites(name, module, shadow)
+                marks.module(module, mark("module", name))
+                _mark_sites(name, module, marks)
 
 
-def _mark_sites(name: str, module: nn.Module, shadow: _Shadows) -> None:
+def _mark_sites(name: str, module: nn.Module, marks: _Marks) -> None:
     """The callables of a module that are no modules: its GEMM sites, and the attention between them."""
     for attribute in sorted(vars(module)):
         if attribute.endswith("_site"):
-            shadow(module, attribute, mark("module", f"{name}.{attribute}"))
+            marks.call(module, attribute, mark("module", f"{name}.{attribute}"))
         elif attribute == "attention":
-            shadow(module, attribute, mark("module", "core_attention"))
-
-
-def _hook(module: nn.Module, marks: list[str], undo: ExitStack) -> None:
-    """Open regions before the module's forward and close them after it; a call may lie inside another."""
-    opened: list[list[Any]] = []
-
-    def before(_module: nn.Module, _inputs: Any) -> None:
-        regions = [record_function(name) for name in marks]
-        for each in regions:
-            each.__enter__()
-        opened.append(regions)
-
-    def after(_module: nn.Module, _inputs: Any, _output: Any) -> None:
-        for each in reversed(opened.pop()):
-            each.__exit__(None, None, None)
-
-    undo.callback(module.register_forward_pre_hook(before).remove)
-    undo.callback(module.register_forward_hook(after, always_call=True).remove)
+            marks.call(module, attribute, mark("module", "core_attention"))

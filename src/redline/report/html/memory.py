@@ -46,6 +46,8 @@ class Memory:
 
     Attributes:
         predicted_bar, measured_bar: by class; the measured one in one piece where only the sum is known.
+        saved: what a forward pass keeps for its backward, by module; none where a run counted none.
+        saved_unknown: why a run could not count it.
         capacity_at: percent of the longest bar; None where not known or off the scale.
         ratio: predicted over measured, on a GPU; a CPU's measure counts whatever else its process holds.
     """
@@ -60,6 +62,8 @@ class Memory:
     capacity: float | None
     capacity_at: float | None
     ratio: float | None
+    saved: Sequence[Row] = ()
+    saved_unknown: str = ""
 
 
 def memory_of(run: RunData) -> Memory | None:
@@ -70,6 +74,7 @@ def memory_of(run: RunData) -> Memory | None:
     predicted, measured = number(document.get("total")), number(run.record.memory_bytes)
     if predicted is None and measured is None:
         return None
+    activations = mapping(run.summary.get("measured_activations"))
     hardware = mapping(run.summary.get("hardware"))
     capacity, on_gpu = number(hardware.get("memory_bytes")), hardware.get("kind") == "cuda"
     whole = max(predicted or 0.0, sum(sizes.values()), measured or 0.0, (on_gpu and capacity) or 0.0) or 1.0
@@ -85,7 +90,19 @@ def memory_of(run: RunData) -> Memory | None:
         capacity=capacity,
         capacity_at=100 * capacity / whole if on_gpu and capacity else None,
         ratio=predicted / measured if on_gpu and predicted and measured else None,
+        saved=_saved(document, activations),
+        saved_unknown=str(activations.get("unknown") or ""),
     )
+
+
+def _saved(predicted: Mapping[str, object], activations: Mapping[str, object]) -> list[Row]:
+    """Module by module, then their sum."""
+    sizes, found = _sizes(predicted.get("saved")), _sizes(activations.get("by_module"))
+    if not found:
+        return []
+    names = dict.fromkeys((*sizes, *found))
+    rows = [Row(name, "activations", sizes.get(name, 0.0), found.get(name, 0.0)) for name in names]
+    return [*rows, Row("in all", "activations", sum(sizes.values()), sum(found.values()))]
 
 
 def class_of(part: str) -> str:
