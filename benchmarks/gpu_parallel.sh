@@ -1,38 +1,50 @@
 #!/usr/bin/env bash
 # Several GPUs of one host, data and tensor parallel: see parallel.py for what each part does. On one GPU: gemm.
-# One JSON file a part goes to $OUT, written row by row; a part that is started again goes on behind them.
-# Seconds on 2 H200s: links 60, steps 330, equal 120, kill 150, comm 45, watch 45; gemm 60 on one.
-# ONLY=REGEX keeps the rows whose names match, SUFFIX is added to the names of their files.
-# usage: OUT=dir COMMIT=rev GPUS=2 benchmarks/gpu_parallel.sh [links] [steps] [equal] [kill] [comm] [watch] [gemm]
+# One call does everything within TOTAL seconds, the most important first: each stage has its limit, or what is
+# left. A JSON file a stage goes to $OUT, written row by row, and parallel.log with what was said and, where a
+# stage or a row was cut, the stacks of all ranks. Stages may be named instead of all.
+# ONLY=REGEX keeps the rows whose names match, SUFFIX is added to the names of their files, LIMIT is a stage's.
+# DRY=1 takes tiny models and, without GPUs, processes that talk over gloo.
+# usage: OUT=dir COMMIT=rev GPUS=4 benchmarks/gpu_parallel.sh [equal] [steps] [kill] [ctas] [comm] [watch] [links]
 set -u
 cd "$(dirname "$0")/.."
 export PYTHONPATH=src OUT="${OUT:-bench-out}" GPUS="${GPUS:-2}" PYTHONUNBUFFERED=1 OMP_NUM_THREADS="${OMP_NUM_THREADS:-4}"
 export NCCL_NVLS_ENABLE="${NCCL_NVLS_ENABLE:-0}" TORCH_SYMM_MEM_DISABLE_MULTICAST="${TORCH_SYMM_MEM_DISABLE_MULTICAST:-1}"
 export COMMIT="${COMMIT:-$(git rev-parse HEAD 2>/dev/null || echo unknown)}"
+PYTHON="${PYTHON:-python3}" TOTAL="${TOTAL:-530}" LOG="$OUT/parallel.log" DRY="${DRY:+--dry}"
 mkdir -p "$OUT"
-PYTHON="${PYTHON:-python3}"
-[ $# -eq 0 ] && set -- links steps equal kill comm watch gemm
+STACKS="$(mktemp -d)"
+trap 'rm -rf "$STACKS"' EXIT
+[ $# -eq 0 ] && set -- equal steps kill ctas comm watch links
 
-ranks() { # seconds, then parts of parallel.py that share one start; a row that hangs costs a further one
-  local limit=$1; shift
-  timeout -k 5 "$limit" "$PYTHON" -m torch.distributed.run --standalone --nproc-per-node "$GPUS" --max-restarts 4 \
-    benchmarks/parallel.py "$@" --out "$OUT" --only="${ONLY:-}" --suffix="${SUFFIX:-}" 2> "$OUT/parallel-${1}.log"
-  local rc=$?
-  tail -c 20000 "$OUT/parallel-${1}.log" > "$OUT/parallel-${1}.tail" && mv "$OUT/parallel-${1}.tail" "$OUT/parallel-${1}.log"
-  [ $rc -ne 0 ] && grep -E "Error|error" "$OUT/parallel-${1}.log" | tail -5
-  return $rc
+stage() { # name, most seconds, command; @UNTIL in it is when it should have ended by itself
+  local name=$1 limit=${LIMIT:-$2} left=$((TOTAL - SECONDS)); shift 2
+  ((limit > left)) && limit=$left
+  ((limit < 25)) && { echo "== $name: no time left at $SECONDS s" | tee -a "$LOG"; return; }
+  echo "== $name: from $SECONDS s, up to $limit s" | tee -a "$LOG"
+  timeout -k 5 "$limit" "${@/@UNTIL/$(($(date +%s) + limit - 8))}" 2>> "$LOG" | tee -a "$LOG"
+  local rc=${PIPESTATUS[0]}
+  if [ -n "$(find "$STACKS" -type f -size +0)" ]; then tail -n +1 "$STACKS"/* >> "$LOG"; rm -f "$STACKS"/*; fi
+  echo "== $name: rc $rc" | tee -a "$LOG"
+}
+
+ranks() { # part, seconds, more arguments; a row that hangs costs a further start
+  local part=$1 limit=$2; shift 2
+  stage "$part" "$limit" "$PYTHON" -m torch.distributed.run --standalone --nproc-per-node "$GPUS" --max-restarts 4 \
+    benchmarks/parallel.py "$part" --out "$OUT" --only="${ONLY:-}" --suffix="${SUFFIX:-}" --until @UNTIL \
+    --stacks "$STACKS" $DRY "$@"
 }
 
 for part in "$@"; do
   case "$part" in
-    links) ranks "${LIMIT:-90}" links ;;
-    steps) ranks "${LIMIT:-340}" steps ;;
-    equal) ranks "${LIMIT:-160}" equal ;;
-    watch) ranks "${LIMIT:-60}" watch ;;
-    comm) timeout -k 5 "${LIMIT:-60}" "$PYTHON" -m redline bench comm --nproc-per-node "$GPUS" --out "$OUT/parallel-comm.json" ;;
-    kill) timeout -k 5 "${LIMIT:-240}" "$PYTHON" benchmarks/parallel.py kill --gpus "$GPUS" --out "$OUT" ;;
-    gemm) timeout -k 5 "${LIMIT:-60}" "$PYTHON" -m redline bench gemm --out "$OUT/parallel-gemm.json" ;;
+    equal) ranks equal 170 ;;
+    steps) ranks steps 190 ;;
+    kill) stage kill 90 "$PYTHON" benchmarks/parallel.py kill --gpus "$GPUS" --out "$OUT" $DRY ;;
+    ctas) NCCL_MAX_CTAS=8 SUFFIX=-ctas8 ONLY="^(1b|8b), ($GPUS GPUs, sharded|tp $GPUS, sp|tp $GPUS, sp, pushed)$" ranks steps 50 ;;
+    comm) stage comm 50 "$PYTHON" -m redline bench comm --nproc-per-node "$GPUS" --out "$OUT/parallel-comm.json" ;;
+    watch) ranks watch 40 ;;
+    links) ranks links 90 ;;
+    gemm) stage gemm 60 "$PYTHON" -m redline bench gemm --out "$OUT/parallel-gemm.json" ;;
     *) echo "no part $part" && exit 2 ;;
   esac
-  echo "$part: rc $?"
 done

@@ -6,203 +6,143 @@ links   GEMMs joined to a collective, by method, at both models' shapes         
 watch   the clock of slow ranks, and the record of the newest collectives               (the same)
 kill    a rank is killed under load: how long until the job has ended, what it says, and whether it resumes
 
-A part writes each row as it comes. A row that takes too long ends its process, the launcher starts all of
-them again (`--max-restarts`), and they go on behind it: what is in the file is not tried twice.
+On a machine without GPUs processes stand in for them, over gloo: with --dry everything but `links` runs.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import os
 import pickle
-import re
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
-from itertools import count
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from parallel_rows import DP, EQUAL, SMALL, STEPS, Row, steps_words
+from parallel_job import DEVICE, Job, Limits
+from parallel_rows import DP, DRY, FULL, PRECISIONS, TWO, Row, Sizes, equal_rows, steps_rows, steps_words
 
 from redline.bench.record import write_result
-from redline.comm import Group, World, close_world, every, open_world, write_flight_record
+from redline.comm import every, write_flight_record
 from redline.comm.linked_gemm import Chunked, Plain
 from redline.comm.measure import Sites, time_gathers, time_scatters
 from redline.comm.pushed import TURNS, Pushed
 from redline.comm.symmetric import SymmetricMemory, open_area, reserve
-from redline.config import Environment, parse_args, read_environment
+from redline.config import Environment, parse_args
 from redline.data import samples
 from redline.ledger import Reference, join_ranks
 from redline.ledger.take import take_account
 from redline.ledger.trace import parse_trace
 from redline.run import OpenRun, open_run
-from redline.run.ranks import meeting_of
 from redline.step import StopConditions, train
 from redline.step.loop import Action
 from redline.step.profile import Captured, StepProfiler, TorchCapture, Window
 
 WARMUP, TIMED = 3, 6
 NUM_STEPS = WARMUP + TIMED + 2  # the last one is captured, the one before warms the tracer up
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-ROW_S = {"equal": 90, "steps": 50, "links": 60, "watch": 60}
+ROW_S = {"equal": 60, "steps": 50, "links": 60, "watch": 60}
 LOSSES = ("dp", "tp", "collective", "launch", "synchronisation", "copies", "gemm", "attention")
 
 
-class Job:
-    """The ranks of one start, which meet anew for each row."""
-
-    def __init__(self, out: Path, case: str, only: str) -> None:
-        self.environment, self._out, self._case = read_environment(), out, case
-        self._only = re.compile(only)
-        self.leads = self.environment.rank == 0
-        self.size = self.environment.world_size
-        first = self.environment.attempt * 1000 + 100 * list(ROW_S).index(case)
-        self._attempts = count(first)
-        start = self.environment.attempt
-        before = json.loads(out.read_text())["results"] if out.exists() and start else []
-        self._rows: list[Row] = before
-        # Only of earlier starts: the first rank may be at a row already when another one reads the file.
-        self._done = {row["row"] for row in before if row["start"] < start}
-
-    def row(self, name: str, work: Callable[[], Row | None]) -> None:
-        """Keep what `work` finds as the row of that name, unless an earlier start has tried it."""
-        if name in self._done or not self._only.search(name):
-            return
-        started, row = time.monotonic(), {"row": name, "start": self.environment.attempt}
-        timer = threading.Timer(ROW_S[self._case], self._expire, [name])
-        if self.leads:  # the others wait for it, or end with it
-            self._keep({**row, "error": "it did not end"})
-            timer.start()
-        try:
-            found = work() or {}
-        except Exception as error:  # all ranks find it together, or the first one's timer ends them
-            found = {"error": f"{type(error).__name__}: {error}"[:600]}
-        timer.cancel()
-        if self.leads:
-            self._rows.pop()
-            self._keep({**row, **found, "took_s": round(time.monotonic() - started, 1)})
-            shown = {
-                key: value for key, value in self._rows[-1].items() if not isinstance(value, dict | list)
-            }
-            print(shown, flush=True)
-
-    def on_all(self, work: Callable[[Environment], Any]) -> Any:
-        """What this rank finds where all of them work together."""
-        return self._cleanly(work, replace(self.environment, attempt=next(self._attempts)))
-
-    def on_one(self, work: Callable[[Environment], Any]) -> Any:
-        """What the first rank finds alone; None on the others, which go on and wait where they next meet."""
-        alone = replace(self.environment, world_size=1, local_world_size=1)
-        return self._cleanly(work, alone) if self.leads else None
-
-    def _keep(self, row: Row) -> None:
-        self._rows.append(row)
-        write_result(self._out, f"parallel-{self._case}", DEVICE, self._rows, os.environ.get("COMMIT"))
-
-    def _expire(self, name: str) -> None:
-        print(f"{name}: more than {ROW_S[self._case]} s; starting again behind it", flush=True)
-        os._exit(3)
-
-    @staticmethod
-    def _cleanly(work: Callable[[Environment], Any], environment: Environment) -> Any:
-        try:
-            return work(environment)
-        finally:
-            close_world()
-            gc.collect()
-            torch.cuda.empty_cache()
+def opened(job: Job, words: str, environment: Environment) -> OpenRun:
+    """The run of these words, ready to step; whoever looks at the job sees where it stands."""
+    job.doing("opening the run")
+    run = open_run(parse_args(words.split()), environment, lambda _: None)
+    job.doing("stepping", run.progress)
+    return run
 
 
-def losses(words: str) -> Callable[[Environment], list[float]]:
-    """The losses of a run of these words."""
-
-    def work(environment: Environment) -> list[float]:
-        run = open_run(parse_args(words.split()), environment, lambda _: None)
-        step = run.make_step()
-        with closing(run.batches()) as batches:
-            found = [step(next(batches)).loss for _ in range(run.plan.batch.total_iterations)]
-        run.state.optimizer.settle()
-        return found
-
-    return work
+def losses(job: Job, words: str, environment: Environment) -> Row:
+    """The losses of a run of these words, and how long it took to open and to step."""
+    began = time.monotonic()
+    run = opened(job, words, environment)
+    ready, step = time.monotonic(), run.make_step()
+    with closing(run.batches()) as batches:
+        found = [step(next(batches)).loss for _ in range(run.plan.batch.total_iterations)]
+    run.state.optimizer.settle()
+    ended = time.monotonic()
+    return {"losses": found, "open_s": round(ready - began, 1), "steps_s": round(ended - ready, 1)}
 
 
-def equal(job: Job) -> None:
-    alone: dict[str, list[float]] = {}
-    for precision, layouts in EQUAL.items():
-        for name, words in layouts.items():
+def equal(job: Job, sizes: Sizes) -> None:
+    works = [partial(losses, job, f"{sizes.small} {words}") for words in PRECISIONS.values()]
+    alone = job.row("one GPU", lambda: dict(zip(PRECISIONS, job.apart(works), strict=True)), wanted=True)
+    if alone is None:
+        return
+    for name, precision, words in equal_rows(job.size):
 
-            def compared(precision: str = precision, words: str = words) -> Row | None:
-                if precision not in alone:
-                    alone[precision] = job.on_one(losses(f"{SMALL} {precision}")) or []
-                found = job.on_all(losses(f"{SMALL} {precision} {words}"))
-                if not job.leads:
-                    return None
-                off = [abs(b / a - 1) for a, b in zip(alone[precision], found, strict=True)]
-                return {"gpus": job.size, "first": off[0], "largest": max(off), "loss": found[-1]}
+        def compared(precision: str = precision, words: str = words) -> Row | None:
+            if "losses" not in alone.get(precision, {}):
+                return {"error": f"no losses of one GPU in {precision}"}
+            line = f"{sizes.small} {PRECISIONS[precision]} {words}"
+            found = job.on_all(partial(losses, job, line))
+            if not job.leads:
+                return None
+            one, several = alone[precision]["losses"], found.pop("losses")
+            off = [abs(b / a - 1) for a, b in zip(one, several, strict=True)]
+            return {"gpus": job.size, "first": off[0], "largest": max(off), "loss": several[-1], **found}
 
-            job.row(f"{precision[2:]}, {name}", compared)
-
-
-def steps(job: Job) -> None:
-    for model, layouts in STEPS.items():
-        for name, words in layouts.items():
-            one = name.startswith("one GPU")
-            where = job.on_one if one else job.on_all
-            line = f"{steps_words(model, words, 1 if one else job.size)} --train-iters {NUM_STEPS}"
-
-            def timed(where: Any = where, line: str = line, gpus: int = 1 if one else job.size) -> Row | None:
-                found: Row | None = where(measured(line))
-                return None if found is None else {"gpus": gpus, **found}
-
-            job.row(f"{model}, {name}", timed)
+        job.row(name, compared)
 
 
-def measured(words: str) -> Callable[[Environment], Row]:
+def steps(job: Job, sizes: Sizes) -> None:
+    one: dict[str, float] = {}  # tokens/s
+    rows = {f"{model}, {name}": (model, ranks, words) for model, name, ranks, words in steps_rows(job.size)}
+    for name, (model, ranks, layout) in rows.items():
+        line = f"{steps_words(sizes, model, layout, ranks)} --train-iters {NUM_STEPS}"
+        base = f"{model}, one GPU{', two samples' if TWO in layout else ''}"
+
+        def timed(line: str = line, ranks: int = ranks, base: str = base) -> Row | None:
+            found: Row | None = job.on_first(ranks, partial(measured, job, line))
+            if found is None:
+                return None
+            if base in one:
+                found["each_of_one_gpu"] = round(found["tokens_per_s"] / ranks / one[base], 4)
+            return {"gpus": ranks, **found}
+
+        row = job.row(name, timed)
+        if row and name == base and "tokens_per_s" in row:
+            one[name] = row["tokens_per_s"]
+
+
+def measured(job: Job, words: str, environment: Environment) -> Row:
     """Timed steps of a run of these words, and the ledger of one more."""
-
-    def work(environment: Environment) -> Row:
-        run = open_run(parse_args(words.split()), environment, lambda _: None)
-        step, outcomes, captured = run.make_step(), [], []
-        window = Window(NUM_STEPS, NUM_STEPS, TorchCapture(run.device, captured.append))
-        with closing(run.batches()) as batches:
-            keep = Action("keep", 1, outcomes.append)
-            profiler = StepProfiler(step, [window])
-            train(run.state, step, batches, [keep], StopConditions(), NUM_STEPS, profiler)
-        run.state.optimizer.settle()
-        times = sorted(outcome.time_s for outcome in outcomes[WARMUP : WARMUP + TIMED])
-        tokens, took = outcomes[0].num_tokens, times[len(times) // 2]
-        flops = run.plan.flops["causal-half"].total * tokens / run.groups.world.size
-        peak = run.hardware.peak("bf16")
-        return {
-            "tokens_per_s": tokens / took,
-            "step_s": took,
-            "steps_s": [times[0], times[-1]],
-            "mfu_of_bf16_peak": flops / took / peak if peak else None,
-            "peak_memory_bytes": run.meter.peak_bytes(),
-            "predicted_memory_bytes": run.plan.memory.total,
-            "loss": outcomes[-1].loss,
-            **accounts(run, captured[0], flops),
-            "choices": [
-                f"{choice.what}: {choice.ran}: {choice.why}"
-                for choice in run.choices
-                if choice.what.startswith("tp-comm")
-            ],
-        }
-
-    return work
+    run = opened(job, words, environment)
+    step, outcomes, captured = run.make_step(), [], []
+    window = Window(NUM_STEPS, NUM_STEPS, TorchCapture(run.device, captured.append))
+    with closing(run.batches()) as batches:
+        keep = Action("keep", 1, outcomes.append)
+        profiler = StepProfiler(step, [window])
+        train(run.state, step, batches, [keep], StopConditions(), NUM_STEPS, profiler)
+    run.state.optimizer.settle()
+    times = sorted(outcome.time_s for outcome in outcomes[WARMUP : WARMUP + TIMED])
+    tokens, took = outcomes[0].num_tokens, times[len(times) // 2]
+    flops = run.plan.flops["causal-half"].total * tokens / run.groups.world.size
+    peak = run.hardware.peak("bf16")
+    return {
+        "tokens_per_s": tokens / took,
+        "step_s": took,
+        "steps_s": [times[0], times[-1]],
+        "mfu_of_bf16_peak": flops / took / peak if peak else None,
+        "peak_memory_bytes": run.meter.peak_bytes(),
+        "predicted_memory_bytes": run.plan.memory.total,
+        "loss": outcomes[-1].loss,
+        **accounts(run, captured[0], flops),
+        "choices": [
+            f"{choice.what}: {choice.ran}: {choice.why}"
+            for choice in run.choices
+            if choice.what.startswith("tp-comm")
+        ],
+    }
 
 
 def accounts(run: OpenRun, captured: Captured, flops: float) -> Row:
@@ -248,10 +188,9 @@ SITES = {  # (joined to, rows of a rank, K, N) at tp 2 and 8192 tokens
 TOKENS = 8192
 
 
-def links(job: Job) -> None:
-    def all_sites(environment: Environment) -> Row:
-        world = opened(environment)
-        group = Group(world.control.ranks, world.rank, dist.group.WORLD)
+def links(job: Job, sizes: Sizes) -> None:
+    def all_sites(_: Environment) -> Row:
+        group = job.world_group()
         providers: list[Any] = [Plain(), Chunked(2), Chunked(4)]
         refusal, turn = reserve(group, 2 * TOKENS * 4096 * 2), TOKENS * 4096 * 2
         area = open_area(group, TURNS * turn)
@@ -273,18 +212,12 @@ def links(job: Job) -> None:
                 row["hidden"] = round(
                     (row["plain"] - timings[0].ms) / max(row["plain"] - row["gemms"], 1e-3), 2
                 )
-                if world.rank == 0:
-                    print(key, row, flush=True)
+                if job.leads:
+                    job.say((key, row))
         return found
 
-    job.row("links", lambda: job.on_all(all_sites))
-
-
-def opened(environment: Environment) -> World:
-    """The ranks met over NCCL, without a run."""
-    device = torch.device("cuda", environment.local_rank)
-    torch.cuda.set_device(device)
-    return open_world(meeting_of(environment, timeout_s=900.0), "nccl", device)
+    if DEVICE == "cuda":  # nothing here is of interest without links between GPUs
+        job.row("links", lambda: job.on_all(all_sites))
 
 
 def gemm_ms(x: torch.Tensor, weight: torch.Tensor) -> float:
@@ -302,14 +235,16 @@ def gemm_ms(x: torch.Tensor, weight: torch.Tensor) -> float:
     return sorted(begin.elapsed_time(end) for begin, end in marks[3:])[5]
 
 
-def watch(job: Job) -> None:
+def watch(job: Job, sizes: Sizes) -> None:
     """The last rank multiplies more in each microbatch: its own time must say so, and only its."""
 
     def work(environment: Environment) -> Row:
         with tempfile.TemporaryDirectory() as place:
-            words = f"{SMALL} --bf16 {DP} --log-straggler --flight-recorder-dump-path {place}/record"
-            run = open_run(parse_args(words.split()), environment, lambda _: None)
-            step, x = run.make_step(), torch.randn(8192, 8192, device=run.device, dtype=torch.bfloat16)
+            words = f"{sizes.small} --train-iters 9 --bf16 {DP} --log-straggler"
+            recorded = f" --flight-recorder-dump-path {place}/record" if DEVICE == "cuda" else ""
+            run = opened(job, words + recorded, environment)
+            width = 8192 if DEVICE == "cuda" else 128
+            step, x = run.make_step(), torch.randn(width, width, device=run.device, dtype=torch.bfloat16)
             inner = step._microbatch
 
             def slower(*args: Any) -> Any:
@@ -322,10 +257,10 @@ def watch(job: Job) -> None:
             with closing(run.batches()) as batches:
                 outcomes = [step(next(batches)) for _ in range(8)]
             own_s = sorted(outcome.own_s or 0.0 for outcome in outcomes[3:])[2]
-            record = pickle.loads(
-                write_flight_record(f"{place}/record", environment.rank, "nccl").read_bytes()
-            )
-            entries = record.get("entries", [])
+            entries: list[Any] = []
+            if recorded:
+                file = write_flight_record(f"{place}/record", environment.rank, "nccl")
+                entries = pickle.loads(file.read_bytes()).get("entries", [])
             mine = {
                 "rank": environment.rank,
                 "own_ms": 1e3 * own_s,
@@ -338,7 +273,7 @@ def watch(job: Job) -> None:
     def told() -> Row:
         found: Row = job.on_all(work)
         if job.leads:
-            print(found, flush=True)
+            job.say(found)
         return found
 
     job.row("watch", told)
@@ -362,7 +297,7 @@ def children_of(parent: int) -> list[int]:
     return [int(head.split()[0]) for head, rest in stats if int(rest.split()[1]) == parent]
 
 
-def kill(gpus: int, out: Path, limit_s: float = 100.0) -> None:
+def kill(gpus: int, out: Path, sizes: Sizes, limit_s: float = 60.0) -> None:
     """SIGKILL to the last rank under load; then the rest of the run on one GPU less."""
     row: Row = {"row": "kill"}
     started = time.monotonic()
@@ -374,10 +309,12 @@ def kill(gpus: int, out: Path, limit_s: float = 100.0) -> None:
 
     with tempfile.TemporaryDirectory() as place:
         folder, said = Path(place) / "run", Path(place) / "said"
-        words = SMALL.replace("--train-iters 10", "--train-iters 5000")
-        words = f"{words} --save-interval 20 --bf16 {DP}"
+        # A batch that goes over all ranks and over one less.
+        samples_each = 2 * gpus * max(1, gpus - 1)
+        words = f"{sizes.small} --global-batch-size {samples_each} --save-interval 20 --bf16 {DP}"
+        endless = f"{words} --train-iters 5000"
         with said.open("w") as stderr:
-            job = subprocess.Popen(train_command(words, gpus, folder), stdout=stderr, stderr=stderr)
+            job = subprocess.Popen(train_command(endless, gpus, folder), stdout=stderr, stderr=stderr)
         while job.poll() is None and num_steps(folder) < 45 and time.monotonic() - started < limit_s:
             time.sleep(0.2)
         tell(s_to_start=time.monotonic() - started, steps_seen=num_steps(folder), exit=job.poll())
@@ -393,7 +330,7 @@ def kill(gpus: int, out: Path, limit_s: float = 100.0) -> None:
             code = "still there after 75 s"
         tell(exit=code, s_to_end=time.monotonic() - killed, said=said.read_text()[-3000:])
         done = num_steps(folder)
-        resumed = f"{words.replace('--train-iters 5000', f'--train-iters {done + 5}')} --load {folder}"
+        resumed = f"{words} --train-iters {done + 5} --load {folder}"
         again = subprocess.run(
             train_command(resumed, max(1, gpus - 1), folder), capture_output=True, text=True, timeout=60
         )
@@ -407,19 +344,25 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parts = {"equal": equal, "steps": steps, "links": links, "watch": watch}
-    parser.add_argument("parts", nargs="+", choices=(*parts, "kill"))
+    parser.add_argument("part", choices=(*parts, "kill"))
     parser.add_argument("--gpus", type=int, default=2, help="of kill; the others find their ranks")
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
     parser.add_argument("--only", default="", metavar="REGEX", help="rows whose names match")
     parser.add_argument("--suffix", default="", help="of the result files")
+    parser.add_argument("--until", type=float, default=time.time() + 600, help="end, in seconds since 1970")
+    parser.add_argument("--stacks", type=Path, default=Path(tempfile.gettempdir()), help="folder of stacks")
+    parser.add_argument("--dry", action="store_true", help="tiny models, to try the way on CPUs")
     options = parser.parse_args()
     samples.MOCK_DOCUMENTS = 2000  # as many as these few steps want
-    for part in options.parts:
-        out = options.out / f"parallel-{part}{options.suffix}.json"
-        if part == "kill":
-            kill(options.gpus, out)
-        else:
-            parts[part](Job(out, part, options.only))
+    sizes = DRY if options.dry else FULL
+    out = options.out / f"parallel-{options.part}{options.suffix}.json"
+    if options.part == "kill":
+        kill(options.gpus, out, sizes)
+        return
+    limits = Limits(row_s=ROW_S[options.part], until=options.until, stacks=options.stacks)
+    job = Job(out, options.part, options.only, limits)
+    parts[options.part](job, sizes)
+    job.close()
 
 
 if __name__ == "__main__":
