@@ -309,9 +309,9 @@ def kill(gpus: int, out: Path, sizes: Sizes, limit_s: float = 60.0) -> None:
 
     with tempfile.TemporaryDirectory() as place:
         folder, said = Path(place) / "run", Path(place) / "said"
-        # A batch that goes over all ranks and over one less.
-        samples_each = 2 * gpus * max(1, gpus - 1)
-        words = f"{sizes.small} --global-batch-size {samples_each} --save-interval 20 --bf16 {DP}"
+        over_all_and_one_less = 2 * gpus * max(1, gpus - 1)
+        batch = over_all_and_one_less * max(1, 16 // over_all_and_one_less)
+        words = f"{sizes.small} --global-batch-size {batch} --save-interval 20 --bf16 {DP}"
         endless = f"{words} --train-iters 5000"
         with said.open("w") as stderr:
             job = subprocess.Popen(train_command(endless, gpus, folder), stdout=stderr, stderr=stderr)

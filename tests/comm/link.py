@@ -15,6 +15,7 @@ Interval = tuple[float, float]
 @dataclass
 class Waited:
     wait: Callable[[], Any]
+    is_completed: Callable[[], bool]
 
 
 class Link:
@@ -35,7 +36,7 @@ class Link:
             done.set()
 
         self._queue.put((num_bytes / self._bytes_s, end))
-        return Waited(done.wait)
+        return Waited(done.wait, done.is_set)
 
     def _run(self) -> None:
         while True:

@@ -34,6 +34,7 @@ SHARDED = {"use_distributed_optimizer": True}
 LATE = {"overlap_grad_reduce": False}
 GATHER_LATE = {"overlap_param_gather": False}
 SMALL = {"ddp_bucket_size": 3000}
+TWICE = {"num_distributed_optimizer_instances": 2}
 RECOMPUTED = {
     "recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1
 }  # fmt: skip
@@ -169,7 +170,8 @@ FOUR = {
     "plain overlapped": SMALL,
     "sharded overlapped": {**SHARDED, **SMALL},
     "sharded, late": {**SHARDED, **SMALL, **LATE},
-    "two instances": {**SHARDED, **SMALL, "num_distributed_optimizer_instances": 2},
+    "two instances": {**SHARDED, **SMALL, **TWICE},
+    "two instances, late": {**SHARDED, **SMALL, **LATE, **TWICE},
     "two microbatches a rank": {**SHARDED, "global_batch_size": 8},
 }
 
@@ -177,6 +179,7 @@ FOUR = {
 def test_four_ranks_equal_one(tmp_path: Path) -> None:
     found = check_all(4, FOUR, tmp_path)
     same_bits(found["sharded overlapped"], found["sharded, late"])
+    same_bits(found["two instances"], found["two instances, late"])
 
 
 def test_fp8_on_ranks(tmp_path: Path) -> None:

@@ -11,9 +11,10 @@ from published_runs import published
 
 from redline.config import PRESETS, RunConfig, with_values
 from redline.errors import ConfigError
-from redline.formulas.time import Rates
+from redline.formulas.time import Rates, collective_s
 from redline.hardware import SHEETS, detect_cpu, hardware_named
 from redline.plan.cost import ACCOUNTS, UNCERTAINTY, UNCERTAINTY_WIDE, StepCost, predict
+from redline.plan.cost_memory import rank_parameters
 from redline.plan.cost_rates import rates_of
 from redline.plan.cost_setup import Setup, effective, setup_of
 from redline.units import GIB
@@ -177,6 +178,23 @@ def test_unordered_launches_cost_only_tensor_parallel_time() -> None:
     rates = rates_of(hardware_named("h100"))  # type: ignore[arg-type]
     one, other = predict(ordered, rates), predict(replace(ordered, ordered=False), rates)
     assert other.parts["tp"] > one.parts["tp"] and other.parts["attention"] == one.parts["attention"]
+
+
+def test_instances_shard_inside_a_node_and_hide_what_goes_across() -> None:
+    """Two nodes, a copy of the states on each: gathers stay inside, a shard's sum goes across."""
+    dp = {"use_distributed_optimizer": True, "global_batch_size": 16, "overlap_grad_reduce": True}
+    one = costed("llama3-8b", world=16, gpu="h100", **dp)
+    two = costed("llama3-8b", world=16, gpu="h100", **dp, num_distributed_optimizer_instances=2)
+    late = costed(
+        "llama3-8b", world=16, gpu="h100", **{**dp, "overlap_grad_reduce": False},
+        num_distributed_optimizer_instances=2,
+    )  # fmt: skip
+    assert two.memory.optimizer == pytest.approx(2 * one.memory.optimizer)
+    assert 0 < two.parts["dp"] < late.parts["dp"]
+    rates = rates_of(hardware_named("h100"))  # type: ignore[arg-type]
+    grads = 4 * rank_parameters(late.setup).dense
+    inside = collective_s(rates, "reduce_scatter", grads, 8) + collective_s(rates, "all_gather", grads / 2, 8)
+    assert late.parts["dp"] == pytest.approx(inside + collective_s(rates, "all_reduce", grads / 8, 2, 8))
 
 
 def test_full_recompute_repeats_the_forward_pass() -> None:

@@ -147,13 +147,13 @@ def test_ranks():
             2,
             "sharded",
             "reduce-scatter, then all-reduce across instances: "
-            "sent during the backward pass, across after it",
+            "sent during the backward pass, across once summed inside",
         ),
-        (4, "replicated", "all-reduce: sent after the backward pass"),
+        (4, "replicated", "all-reduce: sent during the backward pass"),
     ],
 )
 def test_instances_say_what_they_send_and_when(instances, states, gradients):
-    """Sums across instances wait for the end of backward; instances of one rank share nothing."""
+    """Sums across instances go during backward too; instances of one rank share nothing."""
     made = plan(
         world_size=4,
         use_distributed_optimizer=True,

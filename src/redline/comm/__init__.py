@@ -17,7 +17,7 @@ from redline.comm.groups import Group, Groups, open_groups, single_process
 from redline.comm.pace import Pace
 from redline.comm.progress import Progress
 from redline.comm.start import Meeting, World, close_world, open_world
-from redline.comm.transport import Collectives, Done, Transport, Work
+from redline.comm.transport import Collectives, Done, Sent, Transport, Work
 from redline.comm.watchdog import Watchdog
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "Meeting",
     "Pace",
     "Progress",
+    "Sent",
     "Transport",
     "Work",
     "Watchdog",

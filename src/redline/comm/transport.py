@@ -2,7 +2,7 @@
 
 PyTorch's spellings change from release to release and are wrapped once, here. A group of one rank sends
 nothing, so nobody has to ask for its size. Whoever wants to count, slow down or simulate what is sent hands
-the same four methods to the caller by another object.
+the same methods to the caller by another object.
 """
 
 from __future__ import annotations
@@ -36,11 +36,22 @@ class Work(Protocol):
         """Until then the tensor belongs to the collective."""
 
 
+class Sent(Work, Protocol):
+    """A collective under way."""
+
+    def is_completed(self) -> bool:
+        """Whether it is over; on a GPU that asks the device."""
+
+
 class Done:
     """Work that is over."""
 
     def wait(self) -> None:
         """At once."""
+
+    def is_completed(self) -> bool:
+        """It is."""
+        return True
 
 
 class Transport(Protocol):
@@ -49,14 +60,20 @@ class Transport(Protocol):
     size: int
     index: int
 
-    def all_reduce(self, tensor: Tensor) -> Work:
+    def all_reduce(self, tensor: Tensor) -> Sent:
         """Start summing `tensor` over the ranks, in place."""
 
-    def reduce_scatter(self, tensor: Tensor) -> Work:
+    def reduce_scatter(self, tensor: Tensor) -> Sent:
         """Start summing the own part of `tensor`, in place; what the other parts hold then is undefined."""
 
-    def all_gather(self, tensor: Tensor) -> Work:
+    def all_gather(self, tensor: Tensor) -> Sent:
         """Start filling the other parts of `tensor` from the ranks that own them."""
+
+    def can_follow(self, first: Sent) -> bool:
+        """Whether `all_reduce_after` would start at once, without waiting for `first` on the host."""
+
+    def all_reduce_after(self, first: Sent, tensor: Tensor) -> Sent:
+        """Start summing `tensor` over the ranks once `first`, along another axis, has ended."""
 
 
 class Collectives:
@@ -71,32 +88,52 @@ class Collectives:
     def __init__(self, group: Group, *, wide_sum: bool = False) -> None:
         self.size, self.index = group.size, group.index
         self._group, self._handle, self._wide_sum = group, group.handle, wide_sum
+        self._beside: torch.cuda.Stream | None = None
 
-    def all_reduce(self, tensor: Tensor) -> Work:
+    def all_reduce(self, tensor: Tensor) -> Sent:
         """See Transport."""
         if self._handle is None:
             return Done()
         self._group.sends("all-reduce", tensor)
-        work: Work = dist.all_reduce(tensor, group=self._handle, async_op=True)
+        work: Sent = dist.all_reduce(tensor, group=self._handle, async_op=True)
         return work
 
-    def reduce_scatter(self, tensor: Tensor) -> Work:
+    def reduce_scatter(self, tensor: Tensor) -> Sent:
         """See Transport."""
         if self._handle is None:
             return Done()
         self._group.sends("reduce-scatter", tensor)
         if self._wide_sum and tensor.element_size() < 4:
             return _WideSum(tensor, self._own(tensor), self.size, self._handle)
-        work: Work = _reduce_scatter(self._own(tensor), tensor, group=self._handle, async_op=True)
+        work: Sent = _reduce_scatter(self._own(tensor), tensor, group=self._handle, async_op=True)
         return work
 
-    def all_gather(self, tensor: Tensor) -> Work:
+    def all_gather(self, tensor: Tensor) -> Sent:
         """See Transport."""
         if self._handle is None:
             return Done()
         self._group.sends("all-gather", tensor)
-        work: Work = _all_gather(tensor, self._own(tensor), group=self._handle, async_op=True)
+        work: Sent = _all_gather(tensor, self._own(tensor), group=self._handle, async_op=True)
         return work if self._group.pace is None else _Timed(work, self._group.pace)
+
+    def can_follow(self, first: Sent) -> bool:
+        """See Transport. On GPUs always, so all ranks start the same in the same order, as NCCL wants it."""
+        return self._on_gpus or first.is_completed()
+
+    def all_reduce_after(self, first: Sent, tensor: Tensor) -> Sent:
+        """See Transport. On a GPU a stream beside the current one waits for `first`, on a CPU the caller."""
+        if not self._on_gpus:
+            first.wait()
+            return self.all_reduce(tensor)
+        self._beside = self._beside or torch.cuda.Stream(tensor.device)
+        self._beside.wait_stream(torch.cuda.current_stream(tensor.device))  # of the sum of one rank alone
+        with torch.cuda.stream(self._beside):
+            first.wait()
+            return self.all_reduce(tensor)
+
+    @property
+    def _on_gpus(self) -> bool:
+        return self._handle is not None and dist.get_backend(self._handle) == "nccl"
 
     def _own(self, tensor: Tensor) -> Tensor:
         length = tensor.numel() // self.size
@@ -106,13 +143,17 @@ class Collectives:
 class _Timed:
     """Work whose wait, in the midst of a rank's own, is no part of that."""
 
-    def __init__(self, work: Work, pace: Pace) -> None:
+    def __init__(self, work: Sent, pace: Pace) -> None:
         self._work, self._pace = work, pace
 
     def wait(self) -> None:
         """Wait for it."""
         with self._pace.waiting():
             self._work.wait()
+
+    def is_completed(self) -> bool:
+        """See Sent."""
+        return self._work.is_completed()
 
 
 class _WideSum:
@@ -127,3 +168,7 @@ class _WideSum:
         self._work.wait()
         parts = self._parts.view(self._size, -1)
         self._own.copy_(parts.sum(0, dtype=torch.float32))
+
+    def is_completed(self) -> bool:
+        """Whether everything has come; it is added up in `wait`."""
+        return bool(self._work.is_completed())

@@ -6,17 +6,21 @@ autograd None. A hook may fire several times in a backward (a weight used inside
 first step counts, and sends everything at its end; from the second step on a bucket goes as soon as all its
 parameters have fired as often as then. Buckets go in one order on all ranks: a bucket that is ready before
 its turn waits for it.
+
+Where several groups of ranks hold a copy of the states a bucket goes twice, in the same order: inside its
+group, and, once that is summed, across the groups. On a GPU a stream waits for the first sum; on a CPU, where
+nothing waits but the host, the next hook that fires sees that it has come.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from functools import partial
 
 from torch import Tensor
 
-from redline.comm import Transport, Work
+from redline.comm import Sent, Transport
 from redline.optim.flat import FlatBuffers
 
 
@@ -34,7 +38,7 @@ class Bucket:
     own: Tensor
     names: tuple[str, ...]
     waits_for: Counter[str] = field(default_factory=Counter)
-    work: Work | None = None
+    work: Sent | None = None
 
     @property
     def ready(self) -> bool:
@@ -71,6 +75,7 @@ class GradReducer:
         self._fired: Counter[str] = Counter()
         self._wanted: Counter[str] | None = None
         self._next = 0
+        self._inside: deque[Bucket] = deque()  # sent inside the group, and not yet across the groups
         self._armed = False
         self._overlaps = overlap and (shard.size > 1 or replica.size > 1)
         if self._overlaps:
@@ -82,6 +87,7 @@ class GradReducer:
         """The backward pass that follows is the step's last: what it completes may be sent."""
         self._armed = self._overlaps
         self._fired.clear()
+        self._inside.clear()
         self._next = 0
         for bucket in self.buckets:
             bucket.work = None
@@ -95,15 +101,11 @@ class GradReducer:
         for bucket in self.buckets[self._next :]:
             self._send(bucket)
         self._next = len(self.buckets)
-        across = []
+        while self._inside:
+            self._send_across()
         for bucket in self.buckets:
-            assert bucket.work is not None
-            bucket.work.wait()
+            _sent(bucket).wait()
             bucket.work = None  # with what it may hold to receive into
-            if self._replica.size > 1:
-                across.append(self._replica.all_reduce(bucket.own if self._scatter else bucket.grads))
-        for work in across:
-            work.wait()
 
     def _expected(self, bucket: Bucket) -> Counter[str]:
         """A parameter without a gradient so far keeps its bucket until the end: one may yet come."""
@@ -125,9 +127,28 @@ class GradReducer:
         while self._next < len(self.buckets) and self.buckets[self._next].ready:
             self._send(self.buckets[self._next])
             self._next += 1
+        self._follow()
 
     def _send(self, bucket: Bucket) -> None:
         if self._scatter:
             bucket.work = self._shard.reduce_scatter(bucket.grads)
         else:
             bucket.work = self._shard.all_reduce(bucket.grads)
+        if self._replica.size > 1:
+            self._inside.append(bucket)
+            self._follow()
+
+    def _follow(self) -> None:
+        """Send across what has been summed inside, in the order of the buckets."""
+        while self._inside and self._replica.can_follow(_sent(self._inside[0])):
+            self._send_across()
+
+    def _send_across(self) -> None:
+        bucket = self._inside.popleft()
+        summed = bucket.own if self._scatter else bucket.grads
+        bucket.work = self._replica.all_reduce_after(_sent(bucket), summed)
+
+
+def _sent(bucket: Bucket) -> Sent:
+    assert bucket.work is not None
+    return bucket.work

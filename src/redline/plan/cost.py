@@ -207,7 +207,7 @@ def _sends(setup: Setup, rates: Rates) -> float:
 
 def _data_parallel(setup: Setup, rates: Rates, microbatch_s: float, layer: LayerCost) -> float:
     """Exposed seconds of reducing gradients and gathering parameters over dp x cp."""
-    grid = setup.grid
+    grid, inside, instances = setup.grid, setup.shard_ranks, setup.instances
     ranks, stride = grid.dp * grid.cp, grid.tp
     if ranks == 1:
         return 0.0
@@ -215,11 +215,14 @@ def _data_parallel(setup: Setup, rates: Rates, microbatch_s: float, layer: Layer
     dense_bytes = held.dense * setup.grad_bytes
     buckets = max(1, round(held.dense / setup.bucket_elements)) if setup.overlap_grad_reduce else 1
     kind: Collective = "all_reduce" if setup.sharding == "none" else "reduce_scatter"
-    reduce = collective_s(rates, kind, dense_bytes / buckets, ranks, stride, times=buckets)
+    reduce = collective_s(rates, kind, dense_bytes / buckets, inside, stride, times=buckets)
+    # What an instance has summed goes across while backward runs, too: one behind the other, at most.
+    summed = dense_bytes / buckets / (1 if setup.sharding == "none" else inside)
+    reduce += collective_s(rates, "all_reduce", summed, instances, stride * inside, times=buckets)
     gather = 0.0
     if setup.sharding != "none":
         size = held.dense * setup.gather_bytes / buckets
-        gather = collective_s(rates, "all_gather", size, ranks, stride, times=buckets)
+        gather = collective_s(rates, "all_gather", size, inside, stride, times=buckets)
     if held.expert:
         together = grid.ep * grid.etp
         apart = max(1, ranks * grid.tp // together)
@@ -250,7 +253,7 @@ def _visible(seconds: float, cover: float, overlapped: bool, buckets: int) -> fl
 
 def _optimizer(setup: Setup, rates: Rates) -> float:
     held = rank_parameters(setup)
-    shards = 1 if setup.sharding == "none" else setup.grid.dp * setup.grid.cp
+    shards = 1 if setup.sharding == "none" else setup.shard_ranks
     expert_shards = max(1, shards * setup.grid.tp // (setup.grid.ep * setup.grid.etp))
     owned = held.dense / shards + held.expert / expert_shards
     whole = held.dense + held.expert

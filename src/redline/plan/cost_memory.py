@@ -100,7 +100,7 @@ def _rank_parameters(setup: Setup) -> RankParameters:
 def rank_memory(setup: Setup) -> RankMemory:
     """Peak bytes of the fullest rank."""
     held, grid = rank_parameters(setup), setup.grid
-    shards = grid.dp * grid.cp
+    shards = setup.shard_ranks
     expert_shards = max(1, shards * grid.tp // (grid.ep * grid.etp))
     cut = {
         "weights": setup.sharding == "parameters",

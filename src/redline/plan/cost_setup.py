@@ -34,7 +34,7 @@ class Setup:
         recompute: "none", "selective" or "full" (then `recompute_layers` of a chunk are dropped).
         fp8_copies: casts of each weight that are kept: by rows, and transposed too.
         spread_inputs: each tp rank keeps its part of what full recompute saves.
-        sharding: what is split over dp.
+        sharding: what is split over dp, `instances` times over.
         ordered: asynchronous collectives start when they are issued (one hardware queue for tp and cp, or a
             GPU that needs none; several queues for an FSDP).
         states: how parameters, gradients and optimizer states are stored.
@@ -63,6 +63,7 @@ class Setup:
     fp8_copies: int = 0
     sequence_parallel: bool = False
     sharding: Sharding = "none"
+    instances: int = 1
     grad_bytes: int = 4
     states: StateDtypes = field(default_factory=StateDtypes)
     gather_bytes: float = 2
@@ -89,6 +90,11 @@ class Setup:
     def global_batch_size(self) -> int:
         """Samples of an optimizer step."""
         return self.num_microbatches * self.micro_batch_size * self.grid.dp
+
+    @property
+    def shard_ranks(self) -> int:
+        """Ranks that share what is split over dp and cp."""
+        return max(1, self.grid.dp * self.grid.cp // self.instances)
 
     @property
     def layers_per_stage(self) -> int:
@@ -180,6 +186,7 @@ def setup_of(
         fp8_copies=_fp8_copies(config, impl),
         sequence_parallel=p.sequence_parallel and grid.tp > 1,
         sharding=shard,
+        instances=p.num_distributed_optimizer_instances,
         grad_bytes=2 if states.grad == "bf16" else 4,
         states=states,
         gather_bytes=gathered_bytes_each(shape, config.precision.fp8_param_gather),

@@ -46,10 +46,9 @@ class DataParallelPlan:
         reduced = "reduce-scatter" if self.sharded and ranks > 1 else "all-reduce"
         if self.wide_sum:
             reduced = "all-to-all, summed in fp32"
-        if ranks == 1:  # all that is sent goes across
-            during = "sent after the backward pass"
-        elif self.instances > 1:
-            reduced, during = f"{reduced}, then all-reduce across instances", f"{during}, across after it"
+        if ranks > 1 and self.instances > 1:
+            reduced = f"{reduced}, then all-reduce across instances"
+            during = f"{during}, across once summed inside"
         held = "sharded" if self.sharded and ranks > 1 else "replicated"
         shown = Choice("optimizer-states", "auto", held, states)
         grads = Choice("gradients", "auto", reduced, f"{size}, {during}")
