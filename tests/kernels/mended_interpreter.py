@@ -7,6 +7,7 @@ import os
 import numpy as np
 import pytest
 import torch
+from quick_interpreter import quicken
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read by Triton when it is imported
@@ -15,7 +16,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def mend() -> None:
-    """Mend faults of Triton 3.6's interpreter, once a process; on a GPU nothing is touched."""
+    """Mend faults of Triton 3.6's interpreter and its waste of time, once a process; not on a GPU."""
     if DEVICE == "cuda":
         return
     from triton.language import bfloat16, float8e4nv, float8e5, float32
@@ -59,6 +60,7 @@ def mend() -> None:
     np.seterr(over="ignore")  # exp of a large number is inf on a GPU, without a warning
     interpreter._convert_float = round_to_nearest_even
     interpreter._patch_lang_tensor = patch_tensor_index
+    quicken(interpreter)
     interpreter._mended = True
 
 
