@@ -7,7 +7,7 @@ import pytest
 
 from redline.errors import ConfigError
 from redline.hardware import detect, detect_cpu, measure_gemm_peak, with_measured_peak
-from redline.hardware.detect import cpu_name, usable_cores, usable_memory
+from redline.hardware.detect import available_memory, cpu_name, usable_cores, usable_memory
 
 MEMINFO = "MemTotal:       16384000 kB\nMemFree:         1000000 kB\n"
 TOTAL = 16384000 * 1024
@@ -119,3 +119,46 @@ def test_no_torch_for_a_cpu():
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+AVAILABLE = f"{MEMINFO}MemAvailable:    8192000 kB\n"
+
+
+def test_what_is_free_is_what_the_kernel_says(machine):
+    """Page cache that it would give back included: MemAvailable, not MemFree."""
+    proc, cgroup = machine
+    write(proc, "meminfo", AVAILABLE)
+    assert available_memory(proc, cgroup) == 8192000 * 1024
+
+
+def test_a_limit_of_cgroup_2_leaves_what_is_not_in_use(machine):
+    """The tightest on the way up; file pages that are not in use do not count against it."""
+    proc, cgroup = machine
+    write(proc, "meminfo", AVAILABLE)
+    write(proc, "self/cgroup", "0::/pod/container\n")
+    write(cgroup, "pod/memory.max", f"{4 << 30}\n")
+    write(cgroup, "pod/memory.current", f"{3 << 30}\n")
+    write(cgroup, "pod/memory.stat", f"anon 7\nfile {2 << 30}\ninactive_file {1 << 30}\n")
+    write(cgroup, "pod/container/memory.max", "max\n")
+    write(cgroup, "pod/container/memory.current", f"{3 << 30}\n")
+    assert available_memory(proc, cgroup) == 2 << 30
+    write(cgroup, "pod/memory.current", f"{6 << 30}\n")
+    assert available_memory(proc, cgroup) == 0, "a limit lowered below what is in use leaves nothing"
+
+
+def test_a_limit_of_cgroup_1_leaves_what_is_not_in_use(machine):
+    proc, cgroup = machine
+    write(proc, "meminfo", AVAILABLE)
+    write(proc, "self/cgroup", "4:memory:/docker/abc\n")
+    write(cgroup, "memory/docker/abc/memory.limit_in_bytes", f"{3 << 30}\n")
+    write(cgroup, "memory/docker/abc/memory.usage_in_bytes", f"{2 << 30}\n")
+    write(cgroup, "memory/docker/abc/memory.stat", f"inactive_file 5\ntotal_inactive_file {1 << 29}\n")
+    assert available_memory(proc, cgroup) == (1 << 30) + (1 << 29)
+
+
+def test_without_limits_of_a_cgroup_the_machine_counts(machine):
+    proc, cgroup = machine
+    write(proc, "meminfo", AVAILABLE)
+    write(cgroup, "memory/memory.limit_in_bytes", "9223372036854771712\n")
+    write(cgroup, "memory/memory.usage_in_bytes", "4096\n")
+    assert available_memory(proc, cgroup) == 8192000 * 1024

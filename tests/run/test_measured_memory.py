@@ -11,7 +11,13 @@ from redline.formulas.buckets import BucketRule
 from redline.hardware import Hardware, hardware_named
 from redline.optim import FlatBuffers, Sharding
 from redline.plan import make_plan
-from redline.run.memory import MemoryMeter, _first_sentence, measured_memory, warning_if_too_large
+from redline.run.memory import (
+    MemoryMeter,
+    _first_sentence,
+    measured_memory,
+    warning_if_too_large,
+    warnings_of_memory,
+)
 
 SMALL = ["--use-precision-aware-optimizer", "--exp-avg-dtype", "fp8", "--exp-avg-sq-dtype", "fp8"]
 NUMEL = 64 * 64 + 64
@@ -80,3 +86,22 @@ def test_a_run_on_the_cpu_is_held_against_the_hosts_memory(monkeypatch: pytest.M
     config = parse_args(["--train-iters", "1"]).config
     hardware = Hardware(name="a CPU", kind="cpu", memory_bytes=1 << 40)
     assert warning_if_too_large(config, make_plan(config, hardware, 512), hardware) is None
+
+
+def test_the_host_is_looked_at_once_a_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU beside its own memory; on a CPU, whose memory it is, only where that would suffice."""
+    config = parse_args(["--train-iters", "1"]).config
+    free = {"bytes": 1 << 40}
+    monkeypatch.setattr("redline.run.memory.available_memory", lambda: free["bytes"])
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (100 << 30, 140 << 30))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 0)
+    for hardware in (hardware_named("h200"), Hardware(name="a CPU", kind="cpu", memory_bytes=1 << 40)):
+        assert hardware is not None
+        plan, free["bytes"] = make_plan(config, hardware, 512), 1 << 40
+        assert not [*warnings_of_memory(config, plan, hardware, 4)]
+        free["bytes"] = 1 << 20
+        (said,) = warnings_of_memory(config, plan, hardware, 4)
+        assert "of the host's memory" in said and "1.00 MiB of it are free" in said
+    small = Hardware(name="a CPU", kind="cpu", memory_bytes=1 << 20)
+    (said,) = warnings_of_memory(config, make_plan(config, small, 512), small, 1)
+    assert "a CPU has 1.00 MiB" in said

@@ -28,12 +28,13 @@ from redline.formulas.megatron import (
     megatron_flops_per_step,
     megatron_weight_and_optimizer_bytes,
 )
-from redline.formulas.memory import OFFLOADED, activation_table
-from redline.hardware import SHEETS, Hardware, detect_cpu, glance, hardware_named
+from redline.formulas.memory import activation_table
+from redline.hardware import SHEETS, Hardware, detect_cpu, glance, hardware_named, usable_memory
 from redline.ledger import read_summary
 from redline.plan import Plan, make_plan
 from redline.plan.cost_memory import stage_memories
 from redline.plan.cost_setup import setup_of
+from redline.plan.host_memory import host_need, host_shares, ranks_of_a_host
 from redline.plan.lighter import Change, advice, lighter_changes
 from redline.units import format_bytes, format_count
 
@@ -82,9 +83,11 @@ def main(argv: Sequence[str]) -> int:
     ranks = gpus or (run or {}).get("world_size") or _fewest_ranks(config)
     config = _with_length(config)
     plan = make_plan(config, hardware, _vocab_size(config), ranks)
+    host = usable_memory() if gpu is None else None  # of another machine it is not known
     lighter = None  # what would make it fit, where it does not
     if plan.memory.reserved > hardware.memory_bytes:
-        lighter = lighter_changes(config, plan, hardware, hardware.memory_bytes)
+        each = None if host is None else host // ranks_of_a_host(plan, hardware)
+        lighter = lighter_changes(config, plan, hardware, hardware.memory_bytes, host_limit_bytes=each)
     if as_json:
         report = document(plan, hardware, tensors)
         if lighter is not None:
@@ -93,7 +96,7 @@ def main(argv: Sequence[str]) -> int:
             report["against"] = comparison(plan, run)
         print(json.dumps(report, indent=2, allow_nan=False))
     else:
-        _print(plan, hardware, tensors, lighter)
+        _print(plan, hardware, host, tensors, lighter)
         if run is not None:
             _print_against(plan, run)
     return 0
@@ -310,14 +313,16 @@ def _with_length(config: RunConfig) -> RunConfig:
     return config if stated else with_values(config, {"train_iters": 10**9})
 
 
-def _print(plan: Plan, hardware: Hardware, tensors: bool, lighter: Sequence[Change] | None) -> None:
+def _print(
+    plan: Plan, hardware: Hardware, host: int | None, tensors: bool, lighter: Sequence[Change] | None
+) -> None:
     from redline.cli.console import ReportConsole
     from redline.report.text import key_values
 
     console = ReportConsole()
     console.print(key_values("parameters", _parameter_rows(plan)))
     console.print(key_values("model FLOPs, forward and backward", _flop_rows(plan)))
-    console.print(key_values("predicted peak memory of training", _memory_rows(plan, hardware)))
+    console.print(key_values("predicted peak memory of training", _memory_rows(plan, hardware, host)))
     if lighter is not None:
         console.print(key_values("to make it fit", [("change", advice(lighter))]))
     console.print(key_values("decided", ((each.what, f"{each.ran} - {each.why}") for each in plan.choices)))
@@ -344,7 +349,7 @@ def _flop_rows(plan: Plan) -> Iterator[tuple[str, str]]:
         )
 
 
-def _memory_rows(plan: Plan, hardware: Hardware) -> Iterator[tuple[str, str]]:
+def _memory_rows(plan: Plan, hardware: Hardware, host: int | None) -> Iterator[tuple[str, str]]:
     stage = plan.memory.fullest
     batch = plan.microbatch
     yield "device", hardware.name
@@ -356,10 +361,13 @@ def _memory_rows(plan: Plan, hardware: Hardware) -> Iterator[tuple[str, str]]:
             yield name.replace("_", " "), format_bytes(size)
     yield "peak", f"{format_bytes(stage.total)} (while the {stage.peak_at} runs)"
     if stage.host:
-        saved = stage.host.get(OFFLOADED, 0)
-        shares = {"optimizer states": sum(stage.host.values()) - saved, "activations": saved}
-        said = (f"{format_bytes(size)} of {what}" for what, size in shares.items() if size)
-        yield "in host memory", " and ".join(said)
+        yield "in host memory", "; ".join(host_shares(stage))
+        ranks = ranks_of_a_host(plan, hardware)
+        needed = host_need(plan, hardware, ranks)
+        if host is not None:
+            verdict = "fit" if needed <= host else "do not fit"
+            shared = f" of {ranks} ranks" if ranks > 1 else ""
+            yield "host", f"{format_bytes(needed)}{shared} {verdict} into {format_bytes(host)}"
     if stage.fragmentation or stage.context:
         yield "fragmentation, about", format_bytes(stage.fragmentation)
         yield "device context, about", format_bytes(stage.context)

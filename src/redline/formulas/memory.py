@@ -30,6 +30,7 @@ from redline.formulas.activations import (
     unit_input,
 )
 from redline.formulas.buckets import ALIGNMENT
+from redline.formulas.host import ACTIVATIONS, ROUNDING, SNAPSHOT, STATES, pinned_rounding, snapshot_bytes
 from redline.formulas.params import stored_elements
 from redline.formulas.recompute import NOTHING
 from redline.formulas.saved import by_module
@@ -40,7 +41,6 @@ from redline.units import MIB
 
 Moment = tuple[tuple[Held, ...], tuple[Held, ...]]  # what is saved, and what is there for a moment
 Part = Literal["mlp", "attention"]
-OFFLOADED = "activations"  # their name in host memory
 OPTIMIZER_CHUNK = 1 << 24  # elements staged by the optimizer for each state of another dtype
 CODING_BYTES = 32  # an element staged: what PyTorch's operators make while they round moments to 8 or 16 bits
 # Measured on an H200 with torch 2.11 over eleven models, dtypes and backends.
@@ -61,8 +61,7 @@ class StageMemory:
         moments: bytes of every moment, state included; "forward": when it has ended, never more than "loss".
         saved: for backward when a forward has ended, by module (formulas/saved.py), wherever it lies.
         fragmentation, context: expected on top; not part of `total`.
-        host: in host memory, of the state by tensor class, and offloaded "activations" of one microbatch; not
-            part of `total` either.
+        host: in host memory, by what it is (formulas/host.py); not part of `total` either.
     """
 
     state: Mapping[str, int]
@@ -86,6 +85,16 @@ class StageMemory:
     def total(self) -> int:
         """Bytes allocated at the peak."""
         return sum(self.parts.values())
+
+    @property
+    def host_states(self) -> int:
+        """Bytes of optimizer states in host memory."""
+        return sum(self.host.get(name, 0) for name in STATES)
+
+    @property
+    def host_total(self) -> int:
+        """Bytes in host memory."""
+        return sum(self.host.values())
 
     @property
     def reserved(self) -> int:
@@ -149,7 +158,10 @@ def training_memory(shape: ModelShape, run: MicrobatchShape, dtypes: StateDtypes
         state["optimizer_stages"] = stage_bytes(elements, dtypes)
     shape = of_rank(shape, run.tp)
     if run.offload_layers and run.device == "cuda":
-        host[OFFLOADED] = offloaded_bytes(shape, run)
+        sizes = [held.num_bytes for held in offloaded(shape, run)]
+        host |= {ACTIVATIONS: sum(sizes), ROUNDING: pinned_rounding(sizes)}
+    if snapshot := snapshot_bytes(elements, dtypes):
+        host[SNAPSHOT] = snapshot
     if run.fp8_stored:
         state["weights"] -= (ITEM_BYTES[dtypes.param] - 1) * run.fp8_weights
     copies = run.fp8_weights * (run.fp8_copies - run.fp8_stored) + 2 * run.fp8_head
@@ -169,8 +181,8 @@ def training_memory(shape: ModelShape, run: MicrobatchShape, dtypes: StateDtypes
         moments["reduction"] = ((), (Held("head", "reduction", "received gradients", received),))
     library = LIBRARY_WORKSPACE[run.device]
     held = sum(state.values()) + library
-    sizes = {name: held + total_bytes(saved + passing) for name, (saved, passing) in moments.items()}
-    peak = max(sizes, key=lambda name: sizes[name])
+    at = {name: held + total_bytes(saved + passing) for name, (saved, passing) in moments.items()}
+    peak = max(at, key=lambda name: at[name])
     saved, passing = moments[peak]
     moving = total_bytes(saved + passing)
     stage = StageMemory(
@@ -178,7 +190,7 @@ def training_memory(shape: ModelShape, run: MicrobatchShape, dtypes: StateDtypes
         activations=MappingProxyType(_sum_by(saved, lambda each: each.part)),
         workspace=MappingProxyType({peak: total_bytes(passing), "library": library}),
         peak_at=peak,
-        moments=MappingProxyType(sizes),
+        moments=MappingProxyType(at),
         fragmentation=round(FRAGMENTATION[run.device] * moving),
         context=CONTEXT[run.device],
         saved=MappingProxyType(by_module(_saved(shape, run))),
@@ -211,10 +223,9 @@ def saved_by_layers(shape: ModelShape, run: MicrobatchShape, last: int | None = 
     return tuple(held for kept in (*travelling, *here) for held in kept)
 
 
-def offloaded_bytes(shape: ModelShape, run: MicrobatchShape) -> int:
+def offloaded(shape: ModelShape, run: MicrobatchShape) -> list[Held]:
     """What the first `run.offload_layers` layers of one rank keep in host memory when forward has ended."""
-    away = (kept for start, kept in _stretches(shape, run) if start < run.offload_layers)
-    return sum(map(total_bytes, away))
+    return [held for start, kept in _stretches(shape, run) if start < run.offload_layers for held in kept]
 
 
 def _stretches(shape: ModelShape, run: MicrobatchShape) -> list[tuple[int, tuple[Held, ...]]]:

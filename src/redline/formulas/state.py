@@ -19,6 +19,8 @@ class StateDtypes:
     `shards` ranks share main parameters and moments (the distributed optimizer), an equal part each. The
     share `away` of a rank's part is in host memory, and passes through so many `stages` on the device.
     With `wide_sum` what other ranks send of gradients lies beside the own ones until it is added up.
+    `snapshot_ranks` ranks copy an equal part of each checkpoint to host memory (0: none do), with the moments
+    unless `snapshot_moments` is off.
     """
 
     param: str = "bf16"
@@ -31,6 +33,8 @@ class StateDtypes:
     away: float = 0.0
     stages: int = 2
     wide_sum: bool = False
+    snapshot_ranks: int = 0
+    snapshot_moments: bool = True
 
     def bytes_each(self) -> dict[str, float]:
         """Bytes a parameter by tensor class; 0 for main parameters that are no copy."""

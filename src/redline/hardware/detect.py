@@ -122,11 +122,40 @@ def usable_memory(proc: Path = PROC, cgroup: Path = CGROUP) -> int:
     return total
 
 
+def available_memory(proc: Path = PROC, cgroup: Path = CGROUP) -> int:
+    """Bytes of main memory free for this process now: the machine's, or what a cgroup's limit leaves.
+
+    Page cache counts as free, the machine's and that which a cgroup is charged for: it is given back.
+    """
+    free = _meminfo(proc, "MemAvailable") or os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for folder in _cgroup_folders(proc, cgroup, "memory"):
+        for limit_name, usage_name, cache in (
+            ("memory.max", "memory.current", "inactive_file"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        ):
+            limit, usage = (_first_word(folder / name) for name in (limit_name, usage_name))
+            if limit.isdigit() and usage.isdigit():
+                free = min(free, int(limit) - int(usage) + _statistic(folder / "memory.stat", cache))
+    return max(free, 0)
+
+
 def _machine_memory(proc: Path) -> int:
-    for line in _lines(proc / "meminfo"):
-        if line.startswith("MemTotal:"):
-            return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return _meminfo(proc, "MemTotal") or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _meminfo(proc: Path, name: str) -> int | None:
+    """A line of /proc/meminfo, in bytes."""
+    kib = _statistic(proc / "meminfo", f"{name}:")
+    return kib * 1024 if kib else None
+
+
+def _statistic(path: Path, name: str) -> int:
+    """The number behind a name, one of each a line; 0 where it is not there."""
+    for line in _lines(path):
+        words = line.split()
+        if len(words) > 1 and words[0] == name and words[1].isdigit():
+            return int(words[1])
+    return 0
 
 
 def _cgroup_folders(proc: Path, cgroup: Path, controller: str) -> list[Path]:

@@ -17,6 +17,7 @@ from typing import Any
 from redline.config import InvalidConfigError, RunConfig, check, value_of, with_values
 from redline.config.tree import options_by_field
 from redline.errors import ConfigError
+from redline.formulas.host import ACTIVATIONS
 from redline.formulas.memory import MemoryEstimate, training_memory
 from redline.formulas.recompute import full
 from redline.formulas.state import SHARDED
@@ -49,13 +50,15 @@ class Change:
         flags: as one would type them.
         reserved_bytes: what the run would then need.
         cost: predicted share of a step's time, with the shares above.
-        host_bytes: what a rank would then keep in pinned host memory.
+        host_bytes: what a rank would then keep of states and activations in pinned host memory.
+        host_total: and with all else that it takes of its host.
     """
 
     flags: str
     reserved_bytes: int
     cost: float
     host_bytes: int = 0
+    host_total: int = 0
 
     def __str__(self) -> str:
         host = f", and {format_bytes(self.host_bytes)} of the host's a rank" if self.host_bytes else ""
@@ -69,9 +72,11 @@ def lighter_changes(
     limit_bytes: int,
     count: int = 3,
     seconds: float = LONGEST_S,
+    host_limit_bytes: int | None = None,
 ) -> list[Change]:
     """The `count` cheapest changes of `config` with which at most `limit_bytes` are reserved.
 
+    None keeps more in host memory than before and by that more than `host_limit_bytes` a rank, where known.
     None holds another one that is enough by itself. What `seconds` do not suffice to try is left out.
     """
     until = perf_counter() + seconds
@@ -98,6 +103,8 @@ def lighter_changes(
             seen.add(asked)
             extra = sum(candidates[i][1] for i in places)
             change = _tried(config, plan, hardware, values, extra, limit_bytes)
+            if change is not None and not _host_holds(change, plan, host_limit_bytes):
+                continue
             if change is not None and together == 1:
                 alone[places[0]] = change
             if change is not None and change.reserved_bytes <= limit_bytes:
@@ -105,6 +112,11 @@ def lighter_changes(
         if len(found) >= count:
             break
     return _cheapest(found.values(), count)
+
+
+def _host_holds(change: Change, plan: Plan, limit_bytes: int | None) -> bool:
+    """Whether the host has the memory; what takes no more of it than the run itself is no worse."""
+    return limit_bytes is None or change.host_total <= max(limit_bytes, plan.memory.fullest.host_total)
 
 
 def _cheapest(changes: Iterable[Change], count: int) -> list[Change]:
@@ -216,8 +228,9 @@ def _tried(
         lighter = _searched(lighter, changed, hardware, limit_bytes)
     cost = lighter.recompute_cost.share(lighter.microbatch.recompute, plan.shape.num_layers)
     flags = " ".join(options_by_field()[name].show(value) for name, value in values.items())
-    host_bytes = sum(lighter.memory.fullest.host.values())
-    return Change(flags, lighter.memory.reserved, cost + extra, host_bytes)
+    stage = lighter.memory.fullest
+    kept = stage.host_states + stage.host.get(ACTIVATIONS, 0)
+    return Change(flags, lighter.memory.reserved, cost + extra, kept, stage.host_total)
 
 
 def _searched(plan: Plan, config: RunConfig, hardware: Hardware, limit_bytes: int) -> Plan:

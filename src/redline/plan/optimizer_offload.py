@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from redline.choice import Choice
 from redline.config import OptimConfig, offloaded_share
-from redline.formulas.memory import OFFLOADED, MemoryEstimate
+from redline.formulas.memory import MemoryEstimate
 from redline.formulas.time import round_trip_s
 from redline.hardware import Hardware
 from redline.plan.cost_rates import copy_bytes_per_s
@@ -28,8 +28,7 @@ def optimizer_offload_choice(
     if hardware.kind == "cpu":
         why = "on a CPU that saves nothing: it is the same memory"
         return (Choice("optimizer-offload", asked, asked, why),)
-    host = memory.fullest.host
-    moved, overlap = sum(host.values()) - host.get(OFFLOADED, 0), optim.overlap_cpu_optimizer_d2h_h2d
+    moved, overlap = memory.fullest.host_states, optim.overlap_cpu_optimizer_d2h_h2d
     ways = "both ways at once" if overlap else "one way after the other"
     why = f"{format_bytes(moved)} in pinned host memory, which come and go in each step, {ways}"
     if (seconds := travel_s(moved, hardware, overlap=overlap)) is not None:

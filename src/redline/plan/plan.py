@@ -149,7 +149,13 @@ def make_plan(config: RunConfig, hardware: Hardware, vocab_size: int, world_size
     batch = plan_batch(config.train, grid.dp)
     parameters = count_parameters(shape)
     ranks = plan_data_parallel(config.parallel, config.overlap, dp=grid.dp, parameters=parameters.total)
-    dtypes = replace(dtypes, shards=ranks.rule.ranks if ranks.sharded else 1, wide_sum=ranks.wide_sum)
+    dtypes = replace(
+        dtypes,
+        shards=ranks.rule.ranks if ranks.sharded else 1,
+        wide_sum=ranks.wide_sum,
+        snapshot_ranks=grid.dp if config.checkpoint.async_save else 0,
+        snapshot_moments=config.checkpoint.save_optim,
+    )
     expected = Conditions(device=hardware.kind, precision=precision.ran, attention="unfused")
     packed = packs(config.data)  # the samples of a microbatch then lie in one row
     microbatch = MicrobatchShape(

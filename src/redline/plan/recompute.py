@@ -15,7 +15,8 @@ from redline.choice import Choice
 from redline.config import RunConfig
 from redline.config.recompute import BESIDE_RESIDUAL_NORM
 from redline.formulas.activations import MicrobatchShape
-from redline.formulas.memory import OFFLOADED, MemoryEstimate, training_memory
+from redline.formulas.host import ACTIVATIONS
+from redline.formulas.memory import MemoryEstimate, training_memory
 from redline.formulas.recompute import MODULES, NOTHING, Module, Recompute, full, selective
 from redline.formulas.shape import ModelShape
 from redline.formulas.state import StateDtypes
@@ -188,7 +189,7 @@ def offload_choice(run: MicrobatchShape, memory: MemoryEstimate, cost: Recompute
         return ()
     why = "copies inside host memory: on a CPU this saves nothing"
     if run.device == "cuda":
-        moved = memory.fullest.host[OFFLOADED]
+        moved = memory.fullest.host[ACTIVATIONS]
         why = (
             f"{format_bytes(moved)} in pinned host memory, on a stream of its own, a layer ahead in backward"
         )

@@ -13,9 +13,10 @@ import torch
 from redline.config import InvalidConfigError, LoggingConfig, Problem, RunConfig
 from redline.errors import TrainingError
 from redline.files import os_errors_as
-from redline.hardware import Hardware
+from redline.hardware import Hardware, available_memory, usable_memory
 from redline.optim import FlatBuffers, Kind
 from redline.plan import Plan
+from redline.plan.host_memory import host_shares, host_warning, ranks_of_a_host
 from redline.plan.lighter import advice, least_needed, lighter_changes
 from redline.step import TrainStep
 from redline.step.saved import SavedCount, count_next_step
@@ -164,11 +165,12 @@ def out_of_memory_explained(config: RunConfig, plan: Plan, hardware: Hardware) -
         if isinstance(error, RuntimeError) and not _is_out_of_memory(error):
             raise
         needed, there = plan.memory.reserved, _available(hardware)
-        changes = lighter_changes(config, plan, hardware, least_needed(plan.memory, there, failed=True))
-        said = _first_sentence(str(error))
-        pinned = sum(plan.memory.fullest.host.values())
-        if pinned and not isinstance(error, torch.OutOfMemoryError):
-            said += f" (or the host's: {format_bytes(pinned)} of optimizer states are pinned there)"
+        host = usable_memory() // ranks_of_a_host(plan, hardware)
+        limit = least_needed(plan.memory, there, failed=True)
+        changes = lighter_changes(config, plan, hardware, limit, host_limit_bytes=host)
+        said, stage = _first_sentence(str(error)), plan.memory.fullest
+        if stage.host_total and not isinstance(error, torch.OutOfMemoryError):
+            said += f" (or the host has none: {' and '.join(host_shares(stage))} are there)"
         raise TrainingError(
             f"{hardware.name} has no memory left for this run.",
             why=f"{said}; {format_bytes(needed)} were predicted, and {format_bytes(there)} are available.",
@@ -176,15 +178,32 @@ def out_of_memory_explained(config: RunConfig, plan: Plan, hardware: Hardware) -
         ) from error
 
 
-def warning_if_too_large(config: RunConfig, plan: Plan, hardware: Hardware) -> str | None:
-    """What to say before anything is allocated for a run that is predicted not to fit."""
+def warnings_of_memory(config: RunConfig, plan: Plan, hardware: Hardware, ranks: int) -> Iterator[str]:
+    """What to say before anything is allocated for a run that is predicted not to fit.
+
+    Args:
+        ranks: that share this host.
+    """
+    free = available_memory()
+    too_large = warning_if_too_large(config, plan, hardware, free // ranks)
+    if too_large is not None:
+        yield too_large
+    if hardware.kind != "cpu" or too_large is None:  # a CPU's memory is the host's
+        host = host_warning(plan, hardware, ranks, free)
+        yield from () if host is None else (host,)
+
+
+def warning_if_too_large(
+    config: RunConfig, plan: Plan, hardware: Hardware, host_bytes: int | None = None
+) -> str | None:
+    """What to say of a device on which the run does not fit; `host_bytes` are its rank's of the host."""
     needed, there = plan.memory.reserved, _available(hardware)
     if hardware.kind == "cuda":  # this process has its context by now, which the prediction counts
         there = min(hardware.memory_bytes, there + plan.memory.fullest.context)
     if needed <= there:
         return None
     free = " free" if there < hardware.memory_bytes else ""
-    changes = lighter_changes(config, plan, hardware, there)
+    changes = lighter_changes(config, plan, hardware, there, host_limit_bytes=host_bytes)
     return (
         f"warning: this run is predicted to need {format_bytes(needed)}, and {hardware.name} has "
         f"{format_bytes(there)}{free}; {advice(changes)}; `redline memory` with these options shows what "

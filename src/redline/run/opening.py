@@ -48,7 +48,7 @@ from redline.plan import Plan, ScheduleSpec, complaints, make_plan
 from redline.plan.fp8 import BESIDE_FP8
 from redline.run.batches import step_batches
 from redline.run.data import data_prefixes, demo_corpus, open_run_data, wants_demo_corpus
-from redline.run.memory import MemoryMeter, out_of_memory_explained, warning_if_too_large
+from redline.run.memory import MemoryMeter, out_of_memory_explained, warnings_of_memory
 from redline.run.ranks import choose_backend, collective_timeout_s, join_ranks
 from redline.run.resume import (
     Start,
@@ -194,8 +194,9 @@ def open_run(parsed: Parsed, environment: Environment, say: Say) -> OpenRun:
     groups = _open_groups(config, world, plan, progress)
     if device.type == "cpu" and groups.rank == 0:  # no data sheet: the peak is what a matrix product reaches
         hardware = with_measured_peak(hardware, plan.precision)
-    if warning := warning_if_too_large(config, plan, hardware):
-        say(warning)
+    if groups.rank == 0:
+        for warning in warnings_of_memory(config, plan, hardware, environment.local_world_size):
+            say(warning)
     splits = first_then_all(
         world.control, leads, lambda: open_run_data(config, plan, vocabulary, environment, demo, say)
     )
