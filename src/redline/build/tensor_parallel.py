@@ -10,11 +10,11 @@ from redline.choice import Choice
 from redline.comm import Group, Groups
 from redline.comm.linked_gemm import Chunked, LinkedGemm, Plain
 from redline.comm.measure import Sites, Timing, time_gathers, time_scatters
-from redline.comm.pushed import TURNS, Pushed
+from redline.comm.pushed import Pushed
 from redline.comm.symmetric import SymmetricMemory, open_area, reserve
 from redline.config import OverlapConfig, RunConfig
 from redline.errors import ConfigError
-from redline.formulas.tp_traffic import pushed_turn_bytes, symmetric_workspace_bytes
+from redline.formulas.tp_traffic import TURNS, pushed_turn_bytes, symmetric_workspace_bytes
 from redline.model import TensorParallel
 from redline.plan import Plan
 

@@ -371,6 +371,8 @@ def _memory_rows(plan: Plan, hardware: Hardware, host: int | None) -> Iterator[t
     if stage.fragmentation or stage.context:
         yield "fragmentation, about", format_bytes(stage.fragmentation)
         yield "device context, about", format_bytes(stage.context)
+    for name, size in stage.beside.items():
+        yield f"{name.replace('_', ' ')}, beside the allocator", format_bytes(size)
     yield _verdict(stage.reserved, hardware)
     megatron = megatron_estimate(plan)
     yield (

@@ -23,8 +23,7 @@ from torch import Tensor
 from redline.comm.collectives import Pending, check_even
 from redline.comm.groups import Group
 from redline.comm.transport import Work
-
-TURNS = 4
+from redline.formulas.tp_traffic import TURNS
 
 
 class PeerMemory(Protocol):

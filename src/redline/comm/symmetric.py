@@ -22,7 +22,7 @@ from torch import Tensor
 from redline.comm.collectives import all_reduce
 from redline.comm.groups import Group
 from redline.comm.linked_gemm import Bulk
-from redline.comm.pushed import TURNS
+from redline.formulas.tp_traffic import TURNS
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,8 @@ class RecomputeConfig(Section):
         at_most=1,
         other=0.5,
         needs={"recompute": "auto"},
-        help="Share of the device's memory that --recompute auto may fill.",
+        help="Share of all the device's memory (not of what is free of it) that --recompute auto may fill "
+        "with the peak, what fragmentation keeps, and the device's context.",
     )
     recompute_granularity: Literal["selective", "full"] | None = flag(
         None,

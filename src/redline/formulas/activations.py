@@ -20,6 +20,7 @@ from redline.formulas.shape import ModelShape
 from redline.formulas.state import ITEM_BYTES
 
 BOOL, INT64, FP32 = 1, 8, 4
+Joined = Literal["", "pushed", "symmetric", "auto"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +39,7 @@ class MicrobatchShape:
         fused: the operators that run as Redline's kernels; the others are plain PyTorch.
         recompute: what is dropped in forward and computed again.
         tp, sequence: tensor-parallel ranks, and whether they share the sequence too.
+        joined: what joins tp's collectives to GEMMs by memory that peers write: "auto" either, "" neither.
         z_loss: the loss has a part of the log-partition; only the plain one keeps more for it.
         fp8: GEMMs of the layers keep their input in fp8.
         fp8_weights: elements of the layers' weights that GEMMs read in fp8.
@@ -61,6 +63,7 @@ class MicrobatchShape:
     recompute: Recompute = NOTHING
     tp: int = 1
     sequence: bool = False
+    joined: Joined = ""
     offload_layers: int = 0
     z_loss: bool = False
     fp8: bool = False

@@ -36,6 +36,7 @@ from redline.formulas.recompute import NOTHING
 from redline.formulas.saved import by_module
 from redline.formulas.shape import ModelShape
 from redline.formulas.state import ITEM_BYTES, StateDtypes, away_bytes, stage_bytes, state_bytes
+from redline.formulas.tp_traffic import peer_areas, pushed_turn_bytes
 from redline.formulas.workspace import attention_workspace, loss_workspace, mlp_workspace
 from redline.units import MIB
 
@@ -61,6 +62,7 @@ class StageMemory:
         moments: bytes of every moment, state included; "forward": when it has ended, never more than "loss".
         saved: for backward when a forward has ended, by module (formulas/saved.py), wherever it lies.
         fragmentation, context: expected on top; not part of `total`.
+        beside: memory of the device that PyTorch's allocator neither hands out nor counts; on top as well.
         host: in host memory, by what it is (formulas/host.py); not part of `total` either.
     """
 
@@ -72,6 +74,7 @@ class StageMemory:
     fragmentation: int
     context: int
     saved: Mapping[str, int] = field(default_factory=dict)
+    beside: Mapping[str, int] = field(default_factory=dict)
     host: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -98,8 +101,8 @@ class StageMemory:
 
     @property
     def reserved(self) -> int:
-        """What the device should have free: the peak with fragmentation and context."""
-        return self.total + self.fragmentation + self.context
+        """What the device should have free: the peak with fragmentation, context and what lies beside."""
+        return self.total + self.fragmentation + self.context + sum(self.beside.values())
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -111,6 +114,7 @@ class StageMemory:
             "saved": dict(self.saved),
             "fragmentation": self.fragmentation,
             "context": self.context,
+            "beside": dict(self.beside),
             "reserved": self.reserved,
             "host": dict(self.host),
         }
@@ -179,6 +183,8 @@ def training_memory(shape: ModelShape, run: MicrobatchShape, dtypes: StateDtypes
     if dtypes.wide_sum and ITEM_BYTES[dtypes.grad] < ITEM_BYTES["fp32"]:
         received = elements * ITEM_BYTES[dtypes.grad]
         moments["reduction"] = ((), (Held("head", "reduction", "received gradients", received),))
+    on_gpu = run.device == "cuda"
+    beside = peer_areas(pushed_turn_bytes(shape, run), run.tp, run.joined) if on_gpu else {}
     library = LIBRARY_WORKSPACE[run.device]
     held = sum(state.values()) + library
     at = {name: held + total_bytes(saved + passing) for name, (saved, passing) in moments.items()}
@@ -194,6 +200,7 @@ def training_memory(shape: ModelShape, run: MicrobatchShape, dtypes: StateDtypes
         fragmentation=round(FRAGMENTATION[run.device] * moving),
         context=CONTEXT[run.device],
         saved=MappingProxyType(by_module(_saved(shape, run))),
+        beside=MappingProxyType(beside),
         host=MappingProxyType(host),
     )
     return MemoryEstimate((stage,))

@@ -12,12 +12,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from redline.formulas.activations import MicrobatchShape
+from redline.formulas.activations import Joined, MicrobatchShape
 from redline.formulas.shape import ModelShape
 from redline.formulas.state import ITEM_BYTES
 from redline.formulas.traffic import Collective, sent_bytes
 
 NORM_BYTES = 8  # the squared gradient norm, in float64
+TURNS = 4  # in which an area is used that peers write (comm/pushed.py)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,3 +110,16 @@ def symmetric_workspace_bytes(shape: ModelShape, run: MicrobatchShape, tp: int) 
 def pushed_turn_bytes(shape: ModelShape, run: MicrobatchShape) -> int:
     """One turn of the area into which ranks push rows (comm/pushed.py): the tensor that travels, whole."""
     return run.tokens * shape.hidden * run.item
+
+
+def peer_areas(turn_bytes: float, tp: int, joined: Joined) -> dict[str, int]:
+    """Memory of a rank that its peers write, by who asks for it; no allocator of PyTorch counts it.
+
+    Where the fastest is measured both are made, and what is not taken may go again.
+
+    Args:
+        turn_bytes: of the tensor that travels, whole.
+    """
+    sizes = {"pushed": TURNS * turn_bytes, "symmetric": 2 * turn_bytes / tp}
+    asked = [name for name in sizes if joined in (name, "auto")] if tp > 1 else []
+    return {f"{name}_area": round(sizes[name]) for name in asked}

@@ -13,6 +13,7 @@ from typing import Any
 
 from redline.formulas.params import is_moe, logical_tensors
 from redline.formulas.state import optimizer_state_bytes
+from redline.formulas.tp_traffic import peer_areas
 from redline.plan.cost_setup import Setup
 from redline.units import GIB
 
@@ -43,6 +44,7 @@ class RankMemory:
         activations_attention, activations_mlp: of all microbatches in flight.
         fragmentation: what the allocator keeps beside them.
         runtime: the device's context, NCCL's and cuBLAS' buffers.
+        areas: that tensor-parallel peers write.
     """
 
     weights: float
@@ -54,6 +56,7 @@ class RankMemory:
     logits: float
     fragmentation: float
     runtime: float
+    areas: float
 
     @property
     def activations(self) -> float:
@@ -122,7 +125,13 @@ def rank_memory(setup: Setup) -> RankMemory:
     logits = logits_bytes(setup) if grid.pp == 1 else 0.0
     kept = _kept(setup, in_flight(setup))
     copies = setup.fp8_copies * held.matrices
-    return RankMemory(**state, **kept, fp8_copies=copies, logits=logits, runtime=RUNTIME)
+    return RankMemory(**state, **kept, fp8_copies=copies, logits=logits, runtime=RUNTIME, areas=_areas(setup))
+
+
+def _areas(setup: Setup) -> float:
+    """Memory beside the allocator that tensor-parallel peers write."""
+    turn = setup.tokens * setup.shape.hidden * HALF
+    return sum(peer_areas(turn, setup.grid.tp, setup.joined).values())
 
 
 def _kept(setup: Setup, flying: float) -> dict[str, float]:
@@ -157,6 +166,7 @@ def stage_memories(setup: Setup) -> tuple[RankMemory, ...]:
                 **_kept(setup, flying),
                 logits=logits_bytes(setup) if stage == pp - 1 else 0.0,
                 runtime=whole.runtime,
+                areas=whole.areas,
             )
         )
     return tuple(found)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from redline.config import RunConfig
+from redline.config import OverlapConfig, RunConfig
 from redline.config.flags import UNSET
 from redline.config.tree import options_by_field, value_of
+from redline.formulas.activations import Joined
 from redline.formulas.resolve import shape_of
 from redline.formulas.shape import ModelShape
 from redline.formulas.state import StateDtypes
@@ -70,6 +71,7 @@ class Setup:
     overlap_grad_reduce: bool = False
     overlap_param_gather: bool = False
     overlap_tp: bool = False
+    joined: Joined = ""
     overlap_p2p: bool = True
     overlap_experts: bool = False
     bucket_elements: int = BUCKET
@@ -116,6 +118,14 @@ def effective(
     if dialect == "redline" or is_stated or default is UNSET or default == "required":
         return value
     return default
+
+
+def joined_by(overlap: OverlapConfig) -> Joined:
+    """What may join tp's collectives to GEMMs by memory that peers write."""
+    method = overlap.tp_comm_overlap_method
+    if not overlap.tp_comm_overlap or method == "plain" or method == "chunked":
+        return ""
+    return method
 
 
 def setup_of(
@@ -193,6 +203,7 @@ def setup_of(
         overlap_grad_reduce=_on(get("overlap_grad_reduce"), overlaps) or shard in ("gradients", "parameters"),
         overlap_param_gather=_on(get("overlap_param_gather"), overlaps) or shard == "parameters",
         overlap_tp=config.overlap.tp_comm_overlap and p.sequence_parallel,
+        joined=joined_by(config.overlap) if dialect == "redline" and p.sequence_parallel else "",
         overlap_p2p=_on(get("overlap_p2p_communication"), True) and vpp > 1,
         overlap_experts=config.moe.overlap_moe_expert_parallel_comm,
         bucket_elements=config.overlap.ddp_bucket_size or max(BUCKET, 1_000_000 * grid.dp * grid.cp),

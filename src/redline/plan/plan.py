@@ -24,6 +24,7 @@ from redline.formulas.shape import ModelShape
 from redline.formulas.state import StateDtypes
 from redline.hardware import Hardware
 from redline.plan.batch import BatchSchedule, make_batch_schedule, ramp_up
+from redline.plan.cost_setup import joined_by
 from redline.plan.data_parallel import DataParallelPlan, plan_data_parallel
 from redline.plan.dtypes import choose_precision, state_dtypes, storage_choice
 from redline.plan.fp8 import Fp8Plan, plan_fp8
@@ -169,6 +170,7 @@ def make_plan(config: RunConfig, hardware: Hardware, vocab_size: int, world_size
         segments=config.data.reset_attention_mask or packed,
         tp=grid.tp,
         sequence=config.parallel.sequence_parallel,
+        joined=joined_by(config.overlap),
         fp8=fp8 is not None and config.precision.fp8_wgrad,
         fp8_weights=fp8.weights if fp8 else 0,
         fp8_copies=fp8.copies if fp8 else 0,

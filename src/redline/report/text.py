@@ -197,6 +197,8 @@ def memory_table(
     if after_forward is not None:
         then = predicted.get("moments", {}).get("forward")
         table.add_row("after the forward pass", _bytes_or_blank(then), format_bytes(after_forward))
+    if predicted.get("beside"):
+        table.add_row("beside the allocator", format_bytes(sum(predicted["beside"].values())), "")
     if predicted.get("host"):
         table.add_row("beside it in host memory", format_bytes(sum(predicted["host"].values())), "")
     if activations:
