@@ -301,6 +301,10 @@ CASES: dict[str, list[tuple[str, str]]] = {
         (f"{TE} {words}", f"{TE} --no-gradient-accumulation-fusion")
         for words in ("--no-bias-swiglu-fusion", "--bias-gelu-fusion", "--fused-residual-rmsnorm", "--fp64")
     ],
+    "transformer-engine-gates-plainly": [
+        (f"{TE} --swiglu {words}", f"{TE} --swiglu")
+        for words in ("--activation-func-clamp-value 7", "--glu-linear-offset 1")
+    ],
     "transformer-engine-keeps-its-tensors": [
         (f"{TE} --cpu-offloading --cpu-offloading-num-layers 1", TE),
         (f"{TE} --recompute auto", TE),

@@ -34,7 +34,7 @@ GPT = {**BASE, "hidden_dropout": 0.1, "attention_dropout": 0.1}
 LLAMA = {
     **BASE, "position_embedding_type": "rope", "normalization": "RMSNorm", "activation_func": "swiglu",
     "add_bias_linear": False, "untie_embeddings_and_output_weights": True, "group_query_attention": True,
-    "num_query_groups": 2,
+    "num_query_groups": 2, "activation_func_clamp_value": 0.05, "glu_linear_offset": 1.0,
 }  # fmt: skip
 
 

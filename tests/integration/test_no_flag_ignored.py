@@ -90,7 +90,7 @@ MODEL = {
         "rope_scaling_factor", "untie_embeddings_and_output_weights", "add_bias_linear", "add_qkv_bias",
         "qk_layernorm", "qk_l2_norm", "hidden_dropout", "attention_dropout", "init_method_std",
         "embedding_init_method_std", "softmax_scale", "attn_logit_softcapping",
-        "softmax_type",
+        "softmax_type", "activation_func_clamp_value", "glu_linear_offset",
     ),
     "num_attention_heads": see(observe.numbers, value=2),
     "window_size": see(observe.numbers, value=(3, 0)),

@@ -75,6 +75,8 @@ ADAM = {
 SWITCHES = ("MAIN", "REMAINDER", "FIRST_CODED", "SECOND_CODED", "NOISY", "FACTOR", "SKIPPABLE", "SEGMENTED")
 FP8_STATE = {"scale": "fp32", "amax": "fp32"}
 FP8_ROW = {"BLOCK_ROWS": 1, "BLOCK_COLS": 4096}
+FP8_GATE = {"KIND": "silu", "GATED": True, "LIMIT": None, "SHIFT": 0.0, "HAS_BIAS": False}
+FP8_GATE |= {"BLOCK_ROWS": 4, "BLOCK_COLS": 1024}
 
 KERNELS = (
     Kernel(  # a top is 2 bytes, and the only access so narrow
@@ -196,21 +198,21 @@ KERNELS = (
     Kernel(
         "fp8.kernel:_activation_cast_kernel",
         {"x": "bf16", "q": "fp8e4nv"} | FP8_STATE,
-        {"KIND": "silu", "GATED": True, "HAS_BIAS": False, "MAX": 448.0, "BLOCK_ROWS": 4, "BLOCK_COLS": 1024},
+        FP8_GATE | {"MAX": 448.0},
         8,
     ),
     Kernel(
         "fp8.kernel:_activation_cast_bwd_kernel",
         {"dy": "bf16", "x": "bf16", "q": "fp8e5"} | FP8_STATE,
-        {
-            "KIND": "silu",
-            "GATED": True,
-            "HAS_BIAS": False,
-            "MAX": 57344.0,
-            "BLOCK_ROWS": 4,
-            "BLOCK_COLS": 1024,
-        },
+        FP8_GATE | {"MAX": 57344.0},
         8,
+    ),
+    Kernel(
+        "fp8.kernel:_activation_cast_bwd_kernel",
+        {"dy": "bf16", "x": "bf16", "bias": "bf16", "q": "fp8e5", "partial": "fp32"} | FP8_STATE,
+        FP8_GATE
+        | {"KIND": "quick", "LIMIT": 7.0, "SHIFT": 1.0, "HAS_BIAS": True, "MAX": 0.0}
+        | {"BLOCK_ROWS": 1, "BLOCK_COLS": 2048},
     ),
     Kernel(
         "cross_entropy.kernel:_loss_kernel", LOSS | {"loss": "fp32", "lse": "fp32"}, LOSS_ROW, 8, wide=False

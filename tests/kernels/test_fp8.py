@@ -8,11 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from redline.kernels import fp8
+from redline.kernels.activation_reference import Form
 from redline.kernels.fp8 import reference
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 SHAPES = st.tuples(st.sampled_from([1, 3, 16, 50, 129]), st.sampled_from([1, 7, 48, 70]))
-KINDS = [("silu", True), ("tanh", True), ("quick", True), ("exact", False), ("tanh", False), ("relu2", False)]
+LIMITED = [Form("quick", True, 0.75, 1.0), Form("silu", True, 1.5), Form("tanh", True, None, 0.5)]
+FORMS = [Form("silu", True), *LIMITED, *(Form(kind) for kind in ("exact", "tanh", "relu2"))]
 
 
 def tensor(device: str, rows: int, cols: int, seed: int = 0, size: float = 3.0) -> torch.Tensor:
@@ -122,22 +124,18 @@ def test_norm_ends_in_fp8(device, layer, size):
     torch.testing.assert_close(found, wanted, rtol=2**-7, atol=0)
 
 
-@pytest.mark.parametrize(("kind", "gated"), KINDS)
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("biased", [False, True])
-def test_activation_begins_and_ends_in_fp8(device, kind, gated, biased):
+def test_activation_begins_and_ends_in_fp8(device, form, biased):
     rows, cols = 37, 48
-    x, dy = tensor(device, rows, cols), tensor(device, rows, cols // 2 if gated else cols, 1)
+    x, dy = tensor(device, rows, cols), tensor(device, rows, cols // 2 if form.gated else cols, 1)
     bias = tensor(device, 1, cols, 2)[0] if biased else None
     scale, amaxes = one(device, 9.0), [one(device, 0.0) for _ in range(4)]
-    q = fp8.activation_cast(x, bias, kind, gated, scale, amaxes[0], E4M3, True)
-    assert nearly(q, reference.activation_cast(x, bias, kind, gated, scale, amaxes[1], E4M3))
+    q = fp8.activation_cast(x, bias, *form, scale, amaxes[0], E4M3, True)
+    assert nearly(q, reference.activation_cast(x, bias, *form, scale, amaxes[1], E4M3))
     main_grads = [torch.zeros(cols, device=device) if biased else None for _ in range(2)]
-    found = fp8.activation_cast_backward(
-        dy, x, bias, main_grads[0], kind, gated, scale, amaxes[2], E5M2, True
-    )
-    wanted = reference.activation_cast_backward(
-        dy, x, bias, main_grads[1], kind, gated, scale, amaxes[3], E5M2
-    )
+    found = fp8.activation_cast_backward(dy, x, bias, main_grads[0], *form, scale, amaxes[2], E5M2, True)
+    wanted = reference.activation_cast_backward(dy, x, bias, main_grads[1], *form, scale, amaxes[3], E5M2)
     assert nearly(found[0], wanted[0]) and nearly(found[1], wanted[1])
     torch.testing.assert_close(amaxes[0::2], amaxes[1::2], rtol=2**-7, atol=0)
     if biased:

@@ -47,6 +47,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "neox": {**GPT, "position": "rope", "rotary_percent": 0.5, "rotary_interleaved": True, "qk_norm": "norm"},
     "geglu": {**LLAMA, "activation": "geglu", "bias_linear": True, "bias_qkv": True, "qk_norm": "l2"},
     "quick-geglu": {**LLAMA, "activation": "quick-geglu", "softmax_scale": 0.2},
+    "limited": {**LLAMA, "activation": "quick-geglu", "activation_clamp": 0.5, "glu_offset": 1.0},
+    "shifted": {**LLAMA, "glu_offset": 0.5, "bias_linear": True, "bias_qkv": True},
     "sinks": {**LLAMA, "softmax_type": "learnable"},
     "off-by-one": {**GPT, "softmax_type": "off-by-one"},
 }

@@ -37,7 +37,7 @@ MODELS = {
     "llama with q/k norm": ("qwen3", {"tied": False}),
     "neox": ("neox", {}),
     "geglu, l2": ("geglu", {}),
-    "quick-geglu": ("quick-geglu", {}),
+    "quick-geglu, limited": ("limited", {"bias_linear": True}),
 }
 
 

@@ -27,7 +27,7 @@ CHOICES = {
     "block 9 of 3": full("block", 9),
     "block 1, modules behind": Recompute(modules=frozenset(["mlp", "layernorm"]), unit=1, layers=1),
 }
-KINDS = ("gpt2", "llama", "qwen3", "geglu", "sinks")
+KINDS = ("gpt2", "llama", "qwen3", "limited", "sinks")
 
 
 def trained(shape, recompute, dtype, *, main_grad=True, backend="auto", microbatches=2):

@@ -46,6 +46,7 @@ def per_token_bytes(shape: ModelShape, dtype: torch.dtype, backend: str, on_cpu:
             total += e * (q + kv)
     total += e * shape.fc1_size + e * F
     total += e * F * {"quick-geglu": 2, "geglu": 1, "swiglu": 1}.get(shape.activation, 0)
+    total += e * F * (2 if shape.activation_clamp else 1 if shape.glu_offset else 0)
     return total + (2 * H if shape.hidden_dropout else 0)
 
 

@@ -69,7 +69,11 @@ def plain_forward(shape: ModelShape, p: dict[str, Tensor], tokens: Tensor, posit
             "quick-geglu": lambda z: z * torch.sigmoid(1.702 * z),
             "swiglu": F.silu,
         }[shape.activation]
-        return matmul(curve(matmul(x, f"{at}.gate")) * up if shape.gated else curve(up), f"{at}.down")
+        if not shape.gated:
+            return matmul(curve(up), f"{at}.down")
+        gate, limit = matmul(x, f"{at}.gate"), shape.activation_clamp or torch.inf
+        gate, up = torch.where(gate > limit, limit, gate), up.clip(-limit, limit)
+        return matmul(curve(gate) * (up + shape.glu_offset), f"{at}.down")
 
     S = tokens.shape[1]
     table = rope_table(shape, S, torch.float64, tokens.device)

@@ -18,7 +18,8 @@ from redline.precision import Fp8Spec
 INSTALLED = importlib.util.find_spec("transformer_engine") is not None
 ELSEWHERE = {f"{norm}.{name}" for norm in ("q_norm", "k_norm") for name in ("weight", "bias")}
 ELSEWHERE |= {"proj.bias", "sink"}
-FITTING = [kind for kind in KINDS if make_shape(kind).activation in ACTIVATIONS]
+ACTIVATED = [kind for kind in KINDS if make_shape(kind).activation in ACTIVATIONS]
+FITTING = [kind for kind in ACTIVATED if kind not in ("limited", "shifted")]  # refused by rule
 # Weights small enough that a rounding stays a rounding: at 0.2, 8 bits move the gradient by half of itself.
 SIZES = {"hidden": 128, "ffn": 256, "head_dim": 32, "vocab_size": 61, "init_std": 0.05}
 

@@ -1,4 +1,4 @@
-"""The same weights give the logits of `transformers`: GPT-2, Llama (with Llama-3 scaling), Qwen2 and Qwen3.
+"""The same weights give the logits of `transformers`: GPT-2, Llama (also scaled), Qwen2, Qwen3, gpt-oss.
 
 fp32, 1e-5: two layers of products over at most 48 terms, logits of order 1.
 """
@@ -90,7 +90,8 @@ def check(
                 found = find(weights, logical)
                 used.add(found.untyped_storage().data_ptr())
                 view.copy_(found)
-    assert used == {tensor.untyped_storage().data_ptr() for tensor in weights.values()}
+    unused = {name for name, tensor in weights.items() if tensor.untyped_storage().data_ptr() not in used}
+    assert all(".router." in name for name in unused), unused
     tokens = torch.randint(0, 53, (2, 29), generator=generator)
     with torch.no_grad():
         want = theirs(tokens).logits
@@ -139,3 +140,28 @@ def test_qwen3(device):
     config = transformers.Qwen3Config(**LLAMA_SIZES, rope_parameters=rope, tie_word_embeddings=True)
     shape = make_shape("qwen3", rotary_base=1e6)
     check(shape, transformers.Qwen3ForCausalLM(config), llama_tensor, device)
+
+
+def gpt_oss_tensor(weights: dict[str, Tensor], logical: str) -> Tensor:
+    """Its matrices of an expert are stored input first, gate and up in turn."""
+    stem, _, kind = logical.rpartition(".")
+    layer, _, which = stem.removeprefix("layers.").partition(".")
+    if which == "attention":
+        return weights[f"model.layers.{layer}.self_attn.sinks"]
+    if not which.startswith("mlp") or which == "mlp.norm":
+        return llama_tensor(weights, logical)
+    name = "down_proj" if which == "mlp.down" else "gate_up_proj"
+    tensor = weights[f"model.layers.{layer}.mlp.experts.{name}{'_bias' if kind == 'bias' else ''}"][0].t()
+    return tensor if which == "mlp.down" else tensor[which == "mlp.up" :: 2]
+
+
+def test_gpt_oss_of_one_expert(device):
+    """One expert is a dense MLP: its router's softmax is over one score. The limit is where it is met."""
+    config = transformers.GptOssConfig(
+        **LLAMA_SIZES, num_local_experts=1, num_experts_per_tok=1, swiglu_limit=0.5,
+        tie_word_embeddings=False, layer_types=["full_attention"] * 2,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+    )  # fmt: skip
+    biased = {"bias_linear": True, "bias_qkv": True, "softmax_type": "learnable"}
+    shape = make_shape("limited", **biased, softmax_scale=None)
+    check(shape, transformers.GptOssForCausalLM(config), gpt_oss_tensor, device)

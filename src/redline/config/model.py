@@ -7,6 +7,7 @@ from redline.config.flags import Section, flag
 from redline.config.waits import ATTENTION_VARIANTS, HALF_LOSS, NUMERICS, POSITIONS
 
 ROPE = {"position_embedding_type": "rope"}
+GATE = {"activation_func": ("swiglu", "geglu", "quick-geglu")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +99,16 @@ class ModelConfig(Section):
             "--gelu-exact": "gelu",
         },
         help="The MLP's activation; gelu is the exact one, gelu-tanh its approximation.",
+    )
+    activation_func_clamp_value: float | None = flag(
+        None,
+        more_than=0,
+        other=0.01,
+        needs=GATE,
+        help="Limit of a gated activation's input: the gate from above, the other half on both sides.",
+    )
+    glu_linear_offset: float = flag(
+        0.0, needs=GATE, help="Added to the half that the gate multiplies: gpt-oss has 1, and a limit of 7."
     )
     normalization: Literal["LayerNorm", "RMSNorm"] = flag("LayerNorm", short=True, help="Kind of every norm.")
     norm_epsilon: float = flag(

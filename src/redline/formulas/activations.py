@@ -347,3 +347,7 @@ def between_gemms(shape: ModelShape, run: MicrobatchShape) -> Iterator[Held]:
         yield Held("mlp", "mlp.activation", "gate after its curve", size * shape.ffn)
     if shape.activation == "quick-geglu":
         yield Held("mlp", "mlp.activation", "sigmoid", size * shape.ffn)
+    if shape.activation_clamp is not None:
+        yield Held("mlp", "mlp.activation", "gate and up within the limit", 2 * size * shape.ffn)
+    elif shape.glu_offset:
+        yield Held("mlp", "mlp.activation", "up with its offset", size * shape.ffn)

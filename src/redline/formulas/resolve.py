@@ -57,6 +57,8 @@ def shape_of(
         padded_vocab_size=_padded_vocab(model, vocab_size, tp),
         max_positions=_max_positions(model, seq_length),
         activation=model.activation_func,
+        activation_clamp=model.activation_func_clamp_value,
+        glu_offset=model.glu_linear_offset,
         normalization=model.normalization,
         norm_epsilon=model.norm_epsilon,
         zero_centered_gamma=model.apply_layernorm_1p,

@@ -49,6 +49,8 @@ class ModelShape:
     padded_vocab_size: int
     max_positions: int
     activation: Activation = "gelu-tanh"
+    activation_clamp: float | None = None
+    glu_offset: float = 0.0
     normalization: Normalization = "LayerNorm"
     norm_epsilon: float = 1e-5
     zero_centered_gamma: bool = False

@@ -1,34 +1,19 @@
 """The operator and the autograd that the activation rooms share: bias + activation, gated or not.
 
-A room adds its words (its arguments, its shapes, its reference); what differs below them is a `Form`.
+A room adds its words (its arguments, its shapes, its formula); what differs below them is a `Form`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from redline.errors import ShapeError
+from redline.kernels.activation_reference import Form, bias_activation_reference
 from redline.kernels.common import Impl, accumulate_into, apply, lazily, operator, use_triton, why_not
-
-
-class Form(NamedTuple):
-    """What a kernel computes of y = x + bias.
-
-    Attributes:
-        kind: the curve, as triton_common's `activate` names it.
-        gated: y is [gate | up], and the result curve(gate) * (up + offset).
-        clamp: limit of gate from above and of up on both sides.
-    """
-
-    kind: str
-    gated: bool = False
-    clamp: float | None = None
-    offset: float = 0.0
 
 
 def supports(x: Tensor, bias: Tensor | None = None) -> str | None:
@@ -51,14 +36,14 @@ def _backward_fake(
 
 
 _KERNEL = "redline.kernels.activation_triton"
-_FORM = "str kind, bool gated, float? clamp, float offset"
+FORM = "str kind, bool gated, float? clamp, float offset"
 _forward = operator(
-    f"bias_activation_fwd(Tensor x, Tensor? bias, {_FORM}) -> Tensor",
+    f"bias_activation_fwd(Tensor x, Tensor? bias, {FORM}) -> Tensor",
     lazily(_KERNEL, "forward"),
     _forward_fake,
 )
 _backward = operator(
-    f"bias_activation_bwd(Tensor dy, Tensor x, Tensor? bias, Tensor(a!)? main_grad, {_FORM})"
+    f"bias_activation_bwd(Tensor dy, Tensor x, Tensor? bias, Tensor(a!)? main_grad, {FORM})"
     " -> (Tensor, Tensor)",
     lazily(_KERNEL, "backward"),
     _backward_fake,
@@ -91,9 +76,8 @@ class GatedActivationFn(BiasActivationFn):
 
 
 def bias_activation(
-    op: str, form: Form, reference: Callable[[Tensor, Tensor | None], Tensor], x: Tensor, bias: Tensor | None,
-    main_grad: Tensor | None, impl: Impl,
-) -> Tensor:  # fmt: skip
+    op: str, form: Form, x: Tensor, bias: Tensor | None, main_grad: Tensor | None, impl: Impl
+) -> Tensor:
     """Check, choose and run, for the room `op`.
 
     Raises: ShapeError when the shapes do not fit, ConfigError when impl="triton" cannot run.
@@ -113,4 +97,4 @@ def bias_activation(
         function = GatedActivationFn if form.gated else BiasActivationFn
         y: Tensor = apply(function, x, bias, main_grad, *form)
         return y
-    return reference(x, None if bias is None else accumulate_into(bias, main_grad))
+    return bias_activation_reference(x, None if bias is None else accumulate_into(bias, main_grad), form)

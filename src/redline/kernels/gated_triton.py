@@ -17,7 +17,15 @@ from torch import Tensor
 
 from redline.kernels.common import as_rows, ceil_div, contiguous_like, num_sms, on_device_of, tile_config
 from redline.kernels.launch import launchable
-from redline.kernels.triton_common import Sum, activate, activate_and_slope, column_sums
+from redline.kernels.triton_common import (
+    Sum,
+    activate,
+    activate_and_slope,
+    at_most,
+    beyond,
+    column_sums,
+    within,
+)
 
 
 @triton.jit
@@ -45,9 +53,8 @@ def _gated_fwd_kernel(
     col = (program % strips) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
     mask = (row < rows)[:, None] & (col < cols)[None, :]
     gate, up = _load_gate_up(x_ptr, bias_ptr, row, col, mask, cols, x_stride, HAS_BIAS)
-    if CLAMP:  # comparisons keep a NaN where minimum and maximum would hide it
-        gate = tl.where(gate > limit, limit, gate)
-        up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
+    if CLAMP:
+        gate, up = at_most(gate, limit), within(up, limit)
     y = activate(gate, KIND) * (up + shift)
     tl.store(y_ptr + (row * cols)[:, None] + col[None, :], y.to(y_ptr.dtype.element_ty), mask=mask)
 
@@ -72,9 +79,8 @@ def _gated_bwd_kernel(
         gate_grad, up_grad = dy, dy
         if CLAMP:
             gate_grad = tl.where(gate > limit, 0.0, dy)
-            up_grad = tl.where((up > limit) | (up < -limit), 0.0, dy)
-            gate = tl.where(gate > limit, limit, gate)
-            up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
+            up_grad = tl.where(beyond(up, limit), 0.0, dy)
+            gate, up = at_most(gate, limit), within(up, limit)
         value, slope = activate_and_slope(gate, KIND)
         dgate = gate_grad * (up + shift) * slope
         dup = up_grad * value

@@ -93,6 +93,28 @@ def activate_and_slope(x, KIND: tl.constexpr):
 
 
 @triton.jit
+def at_most(x, limit):
+    """x, but no more than a limit that is not None. A comparison keeps a NaN, which a minimum would hide."""
+    if limit is not None:
+        x = tl.where(x > limit, limit, x)
+    return x
+
+
+@triton.jit
+def within(x, limit):
+    """x between -limit and limit, where that is not None; a NaN stays."""
+    if limit is not None:
+        x = tl.where(x > limit, limit, tl.where(x < -limit, -limit, x))
+    return x
+
+
+@triton.jit
+def beyond(x, limit):
+    """Whether `within` changes x: its gradient is then 0."""
+    return (x > limit) | (x < -limit)
+
+
+@triton.jit
 def _column_sum(
     partial_ptr, out_ptr, rows, cols, row_stride,
     ACCUMULATE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,

@@ -18,7 +18,8 @@ dtype, w = max(e, 4) that of the wide one; q = N D, kv = G D; F1 = 2 F for a gat
                          all), e (q + 2 kv), in place of the three lines above; with q/k norm at e = w the
                          output of qkv stays too
     output of fc1        e F1 (after the bias)
-    activation           e F for the curve of a gate, 2 e F for that of quick-geglu, else nothing
+    activation           e F for the curve of a gate, 2 e F for that of quick-geglu, else nothing; 2 e F more
+                         where its input is limited, e F more where up has an offset alone
     input of fc2         e F
     dropout, twice       H each: the mask
 
@@ -160,7 +161,8 @@ class MLP(nn.Module):
         self.fc1 = Linear(shape.hidden, shape.fc1_size, linear=ops.linear, **deferred)
         self.fc2 = Linear(shape.ffn, shape.hidden, linear=ops.row_linear, **deferred)
         whole = recompute.drops("mlp")  # then nothing inside is kept, and nothing inside needs rebuilding
-        self.activation = Activation(self.fc1, ops.activation, shape.activation)
+        form = {"kind": shape.activation, "clamp": shape.activation_clamp, "offset": shape.glu_offset}
+        self.activation = Activation(self.fc1, ops.activation, form)
         self.rebuilds = {name: recompute.drops(name) and not whole for name in ("layernorm", "activation")}
         self.fc1_site: Callable[[Tensor], Tensor] = Site(
             None if self.norm.hands_on else self.norm, self.fc1, rebuild=self.rebuilds["layernorm"]

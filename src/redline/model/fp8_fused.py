@@ -19,6 +19,7 @@ from torch.autograd.function import once_differentiable
 
 from redline.formulas.shape import Activation
 from redline.kernels import fp8
+from redline.kernels.activation_reference import Form
 from redline.kernels.layer_norm import layer_norm_backward
 from redline.kernels.rms_norm import rms_norm_backward
 from redline.model.fp8 import Fp8Gemm, Operand, as_output
@@ -155,6 +156,7 @@ class Fp8MlpFn(torch.autograd.Function):
 class Fp8Mlp:
     """norm, fc1, activation and fc2 of an MLP as one Function.
 
+    form: of the activation: kind, clamp, offset.
     rebuilds: which operands are dropped and cast again: "layernorm", "activation".
     """
 
@@ -163,12 +165,12 @@ class Fp8Mlp:
         norm: Norm,
         fc1: Fp8Gemm,
         fc2: Fp8Gemm,
-        activation: Activation,
+        form: Mapping[str, Any],
         rebuilds: Mapping[str, bool],
     ) -> None:
         self.norm, self.fc1, self.fc2 = Fp8Norm(norm, fc1, rebuild=rebuilds["layernorm"]), fc1, fc2
         self.rebuild = rebuilds["activation"]
-        self.kind, self.gated = KINDS[activation]
+        self.form = Form(*KINDS[form["kind"]], form["clamp"], form["offset"])
         self.parameters = (*_parameters(norm, fc1.linear), fc2.linear.weight)
 
     def activate(self, h_TX: Tensor) -> tuple[Tensor, Tensor]:
@@ -176,8 +178,7 @@ class Fp8Mlp:
         bias, scaling = self.fc1.linear.bias, self.fc2.x
 
         def run(scale: Tensor, amax: Tensor, purpose: Purpose) -> tuple[Tensor]:
-            options = (self.kind, self.gated, scale, amax, scaling.dtype, True)
-            return (fp8.activation_cast(h_TX, bias, *options),)
+            return (fp8.activation_cast(h_TX, bias, *self.form, scale, amax, scaling.dtype, True),)
 
         (q_TF,), inverse = self.fc1.state.casting(scaling, run)
         return q_TF, inverse
@@ -189,7 +190,7 @@ class Fp8Mlp:
         def run(scale: Tensor, amax: Tensor, purpose: Purpose) -> Three:
             main_grad = main_grad_of(bias) if purpose is Purpose.CAST else None
             found: Three = fp8.activation_cast_backward(
-                da_TF, h_TX, bias, main_grad, self.kind, self.gated, scale, amax, scaling.dtype, True
+                da_TF, h_TX, bias, main_grad, *self.form, scale, amax, scaling.dtype, True
             )
             return found
 

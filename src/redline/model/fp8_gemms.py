@@ -192,11 +192,11 @@ class Fp8Gemms:
 
     def _place_mlp(self, name: str, mlp: MLP) -> None:
         fc1, fc2 = (self.gemms.get(f"{name}.{part}") for part in ("fc1", "fc2"))
-        kind, rebuilds = mlp.shape.activation, mlp.rebuilds
+        rebuilds = mlp.rebuilds
         mlp.whole = None
         fused = {"norm", "activation"} <= self._fused
         if fused and isinstance(fc1, Fp8Gemm) and isinstance(fc2, Fp8Gemm):
-            whole = Fp8Mlp(mlp.norm, fc1, fc2, kind, rebuilds)
+            whole = Fp8Mlp(mlp.norm, fc1, fc2, mlp.activation.form, rebuilds)
             mlp.whole = whole if self._token is None else whole.opaque(self._token)
         mlp.fc1_site = self._after_norm(f"{name}.fc1", mlp.norm, mlp.fc1, rebuilds["layernorm"])
         mlp.fc2_site = self._row(f"{name}.fc2", mlp.activation, mlp.fc2, rebuilds["activation"])

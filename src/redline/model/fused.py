@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from redline.formulas.operators import WITHOUT_LOGITS, Operator
-from redline.formulas.shape import Activation, Normalization
+from redline.formulas.shape import GATED, Activation, Normalization
 from redline.kernels import bias_dropout_add as bias_dropout_add_room
 from redline.kernels import embedding as embedding_room
 from redline.kernels import qk_norm as qk_norm_room
@@ -194,9 +194,12 @@ _ACTIVATIONS: Mapping[Activation, Callable[..., Tensor]] = {
 }
 
 
-def activation(y: Tensor, bias: Tensor | None, *, kind: Activation) -> Tensor:
+def activation(
+    y: Tensor, bias: Tensor | None, *, kind: Activation, clamp: float | None = None, offset: float = 0.0
+) -> Tensor:
     """One kernel each way, which keeps its input only."""
-    return _ACTIVATIONS[kind](y, bias, main_grad=main_grad_of(bias), impl="triton")
+    gate = {"clamp": clamp, "offset": offset} if kind in GATED else {}
+    return _ACTIVATIONS[kind](y, bias, main_grad=main_grad_of(bias), impl="triton", **gate)
 
 
 def bias_dropout_add(

@@ -115,17 +115,25 @@ _CURVES: dict[Activation, Callable[[Tensor], Tensor]] = {
 }
 
 
-def activation(y: Tensor, bias: Tensor | None, *, kind: Activation) -> Tensor:
+def activation(
+    y: Tensor, bias: Tensor | None, *, kind: Activation, clamp: float | None = None, offset: float = 0.0
+) -> Tensor:
     """The MLP's activation of y + bias: [..., F] -> [..., F]; gated, [..., 2F] as [gate, up] -> [..., F].
 
-    Sources: Shazeer 2020, "GLU variants", arXiv 2002.05202; So et al. 2021, arXiv 2109.08668 (squared ReLU).
+    Args:
+        clamp: gated, the limit of gate from above and of up on both sides; beyond, the gradient is 0.
+        offset: gated, added to up before the gate multiplies it.
+    Sources: Shazeer 2020, "GLU variants", arXiv 2002.05202; So et al. 2021, arXiv 2109.08668 (squared ReLU);
+        limit and offset: OpenAI 2025, gpt-oss model card, arXiv 2508.10925.
     """
     if bias is not None:
         y = (y + read(bias)).to(y.dtype)
     if kind not in GATED:
         return _CURVES[kind](y)
     gate, up = y.chunk(2, dim=-1)
-    return _CURVES[kind](gate) * up
+    if clamp is not None:
+        gate, up = gate.clamp(max=clamp), up.clamp(-clamp, clamp)
+    return _CURVES[kind](gate) * (up + offset if offset else up)
 
 
 def bias_dropout_add(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from redline.formulas.shape import Activation as ActivationKind
 from redline.formulas.shape import ModelShape
 from redline.model.local import Affine
 from redline.model.recompute import rebuilt
@@ -101,14 +100,18 @@ class Norm(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class Activation:
-    """The MLP's nonlinearity, with the bias that the GEMM before it deferred."""
+    """The MLP's nonlinearity, with the bias that the GEMM before it deferred.
+
+    Attributes:
+        form: kind, clamp and offset, as `local.activation` takes them.
+    """
 
     before: Linear
     activation: Callable[..., Tensor]
-    kind: ActivationKind
+    form: Mapping[str, Any]
 
     def __call__(self, y_SBF: Tensor) -> Tensor:
-        return self.activation(y_SBF, self.before.bias, kind=self.kind)
+        return self.activation(y_SBF, self.before.bias, **self.form)
 
 
 @dataclass(frozen=True, slots=True)

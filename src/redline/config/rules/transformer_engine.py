@@ -56,6 +56,18 @@ def transformer_engine_fuses_by_itself(config: RunConfig) -> Broken:
 
 
 @rule(
+    "transformer-engine-gates-plainly",
+    "transformer_impl",
+    "activation_func_clamp_value",
+    "glu_linear_offset",
+    why="the activation inside its MLP has neither limit nor offset.",
+    training=True,
+)
+def transformer_engine_gates_plainly(config: RunConfig) -> Broken:
+    return _beside(config, activation_func_clamp_value=None, glu_linear_offset=0.0)
+
+
+@rule(
     "transformer-engine-keeps-its-tensors",
     "transformer_impl",
     "recompute",

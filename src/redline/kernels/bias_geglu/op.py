@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from torch import Tensor
 
 from redline.errors import ShapeError
-from redline.kernels.activation_op import Form, bias_activation, supports
-from redline.kernels.bias_geglu.reference import FORMS, GeluForm, bias_geglu_reference
+from redline.kernels.activation_op import bias_activation, supports
+from redline.kernels.activation_reference import Form
+from redline.kernels.bias_geglu.reference import FORMS, GeluForm
 from redline.kernels.common import Impl
 
 __all__ = ["bias_geglu", "supports"]
@@ -30,12 +29,11 @@ def bias_geglu(
     Args:
         approximate: gelu's form: "tanh" (Megatron's fused one), "exact" (erf) or "quick" (by sigmoid).
         clamp: limit of gate from above and of up on both sides, before the activation.
+        offset: added to up.
         main_grad: [2F] buffer to which the bias's gradient is added; the bias then gets none of its own.
         impl: "triton", "reference", or "auto" (the kernel where `supports` has no objection).
     Raises: ShapeError when the shapes do not fit, ConfigError when impl="triton" cannot run.
     """
     if approximate not in FORMS:
         raise ShapeError(f"bias_geglu: approximate={approximate!r} is not one of {FORMS}.")
-    reference = partial(bias_geglu_reference, approximate=approximate, clamp=clamp, offset=offset)
-    form = Form(approximate, gated=True, clamp=clamp, offset=offset)
-    return bias_activation("bias_geglu", form, reference, x, bias, main_grad, impl)
+    return bias_activation("bias_geglu", Form(approximate, True, clamp, offset), x, bias, main_grad, impl)

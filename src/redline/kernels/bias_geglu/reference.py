@@ -4,20 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-import torch
 from torch import Tensor
 
-from redline.kernels.common import compute_dtype
+from redline.kernels.activation_reference import Form, bias_activation_reference
 
 GeluForm = Literal["tanh", "exact", "quick"]
 FORMS = ("tanh", "exact", "quick")
-
-
-def gelu(x: Tensor, approximate: GeluForm) -> Tensor:
-    """GELU (Hendrycks and Gimpel 2016, arXiv 1606.08415): exact, by tanh, or x sigmoid(1.702 x)."""
-    if approximate == "quick":
-        return x * torch.sigmoid(1.702 * x)
-    return torch.nn.functional.gelu(x, approximate="none" if approximate == "exact" else "tanh")
 
 
 def bias_geglu_reference(
@@ -29,14 +21,9 @@ def bias_geglu_reference(
 ) -> Tensor:
     """y = gelu(gate) * (up + offset), [gate | up] = x + bias.
 
-    With `clamp`, gate is first limited from above and up on both sides; outside, the gradient is 0.
+    With `clamp`, gate is first limited from above and up on both sides; outside, the gradient is 0. Quick,
+    limited by 7 and with an offset of 1, it is what gpt-oss calls its SwiGLU.
     Shapes: x [..., 2F], bias [2F] -> y [..., F] in x's dtype. fp32 inside, rounded once.
     Source: Shazeer 2020, arXiv 2002.05202.
     """
-    wide = x.to(compute_dtype(x))
-    if bias is not None:
-        wide = wide + bias
-    gate, up = wide.chunk(2, dim=-1)
-    if clamp is not None:
-        gate, up = gate.clamp(max=clamp), up.clamp(-clamp, clamp)
-    return (gelu(gate, approximate) * (up + offset)).to(x.dtype)
+    return bias_activation_reference(x, bias, Form(approximate, True, clamp, offset))

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-import torch
 from torch import Tensor
 
-from redline.kernels.common import compute_dtype
+from redline.kernels.activation_reference import Form, bias_activation_reference
 
 GeluForm = Literal["tanh", "exact"]
 FORMS = ("tanh", "exact")
@@ -19,8 +18,4 @@ def bias_gelu_reference(x: Tensor, bias: Tensor | None = None, approximate: Gelu
     Shapes: x [..., F], bias [F] -> y [..., F] in x's dtype. fp32 inside, rounded once.
     Source: Hendrycks and Gimpel 2016, arXiv 1606.08415.
     """
-    wide = x.to(compute_dtype(x))
-    if bias is not None:
-        wide = wide + bias
-    form = "none" if approximate == "exact" else "tanh"
-    return torch.nn.functional.gelu(wide, approximate=form).to(x.dtype)
+    return bias_activation_reference(x, bias, Form(approximate))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from redline.kernels.activation_op import Form, bias_activation, supports
-from redline.kernels.bias_squared_relu.reference import bias_squared_relu_reference
+from redline.kernels.activation_op import bias_activation, supports
+from redline.kernels.activation_reference import Form
 from redline.kernels.common import Impl
 
 __all__ = ["bias_squared_relu", "supports"]
@@ -22,5 +22,4 @@ def bias_squared_relu(
         impl: "triton", "reference", or "auto" (the kernel where `supports` has no objection).
     Raises: ShapeError when the shapes do not fit, ConfigError when impl="triton" cannot run.
     """
-    form, reference = Form("relu2"), bias_squared_relu_reference
-    return bias_activation("bias_squared_relu", form, reference, x, bias, main_grad, impl)
+    return bias_activation("bias_squared_relu", Form("relu2"), x, bias, main_grad, impl)

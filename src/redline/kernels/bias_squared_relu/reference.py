@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from redline.kernels.common import compute_dtype
+from redline.kernels.activation_reference import Form, bias_activation_reference
 
 
 def bias_squared_relu_reference(x: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -13,7 +12,4 @@ def bias_squared_relu_reference(x: Tensor, bias: Tensor | None = None) -> Tensor
 
     Source: So et al. 2021, arXiv 2109.08668.
     """
-    wide = x.to(compute_dtype(x))
-    if bias is not None:
-        wide = wide + bias
-    return torch.relu(wide).square().to(x.dtype)
+    return bias_activation_reference(x, bias, Form("relu2"))

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from torch import Tensor
 
-from redline.kernels.activation_op import Form, bias_activation, supports
-from redline.kernels.bias_swiglu.reference import bias_swiglu_reference
+from redline.kernels.activation_op import bias_activation, supports
+from redline.kernels.activation_reference import Form
 from redline.kernels.common import Impl
 
 __all__ = ["bias_swiglu", "supports"]
@@ -27,10 +25,9 @@ def bias_swiglu(
     Shapes: x [..., 2F] of any strides (copied where rows have none in common), bias [2F] -> [..., F].
     Args:
         clamp: limit of gate from above and of up on both sides, before the activation.
+        offset: added to up.
         main_grad: [2F] buffer to which the bias's gradient is added; the bias then gets none of its own.
         impl: "triton", "reference", or "auto" (the kernel where `supports` has no objection).
     Raises: ShapeError when the shapes do not fit, ConfigError when impl="triton" cannot run.
     """
-    reference = partial(bias_swiglu_reference, clamp=clamp, offset=offset)
-    form = Form("silu", gated=True, clamp=clamp, offset=offset)
-    return bias_activation("bias_swiglu", form, reference, x, bias, main_grad, impl)
+    return bias_activation("bias_swiglu", Form("silu", True, clamp, offset), x, bias, main_grad, impl)

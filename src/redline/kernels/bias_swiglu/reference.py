@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from redline.kernels.common import compute_dtype
+from redline.kernels.activation_reference import Form, bias_activation_reference
 
 
 def bias_swiglu_reference(
@@ -17,10 +16,4 @@ def bias_swiglu_reference(
     Shapes: x [..., 2F], bias [2F] -> y [..., F] in x's dtype. fp32 inside, rounded once.
     Source: Shazeer 2020, arXiv 2002.05202.
     """
-    wide = x.to(compute_dtype(x))
-    if bias is not None:
-        wide = wide + bias
-    gate, up = wide.chunk(2, dim=-1)
-    if clamp is not None:
-        gate, up = gate.clamp(max=clamp), up.clamp(-clamp, clamp)
-    return (torch.nn.functional.silu(gate) * (up + offset)).to(x.dtype)
+    return bias_activation_reference(x, bias, Form("silu", True, clamp, offset))

@@ -12,11 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from redline.kernels.activation_reference import Form
 from redline.kernels.bench_case import BenchCase, Provider, twins
 from redline.kernels.fp8 import block_op, op, reference
 
 T, TOKENS, H, F = 8192, 32768, 4096, 14336
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+SWIGLU = Form("silu", gated=True)
 
 
 def _case(
@@ -54,14 +56,12 @@ def _norm(room: Any, kernel: bool) -> Provider:
 
 
 def _activation(room: Any, kernel: bool) -> Provider:
-    return lambda x, scale, amax: room.activation_cast(
-        x, None, "silu", True, scale, amax, E4M3, *_end(kernel)
-    )
+    return lambda x, scale, amax: room.activation_cast(x, None, *SWIGLU, scale, amax, E4M3, *_end(kernel))
 
 
 def _backward(room: Any, kernel: bool) -> Provider:
     return lambda dy, x, scale, amax: room.activation_cast_backward(
-        dy, x, None, None, "silu", True, scale, amax, E5M2, *_end(kernel)
+        dy, x, None, None, *SWIGLU, scale, amax, E5M2, *_end(kernel)
     )
 
 

@@ -20,7 +20,15 @@ from torch import Tensor
 from redline.kernels.common import as_rows, ceil_div, next_power_of_2, num_sms, on_device_of
 from redline.kernels.fp8.reference import FP8_MAX, padded
 from redline.kernels.launch import launchable
-from redline.kernels.triton_common import Sum, activate, activate_and_slope, column_sums
+from redline.kernels.triton_common import (
+    Sum,
+    activate,
+    activate_and_slope,
+    at_most,
+    beyond,
+    column_sums,
+    within,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,12 +184,20 @@ def _biased(x_ptr, bias_ptr, offset, col, mask, cols, shift, HAS_BIAS: tl.conste
     return x
 
 
+@triton.jit
+def _shifted(up, SHIFT: tl.constexpr):
+    """What the gate multiplies."""
+    if SHIFT != 0.0:
+        up += SHIFT
+    return up
+
+
 @launchable
 @triton.jit
 def _activation_cast_kernel(
     x_ptr, bias_ptr, scale_ptr, amax_ptr, q_ptr, rows, cols, x_stride,
-    KIND: tl.constexpr, GATED: tl.constexpr, HAS_BIAS: tl.constexpr, MAX: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
+    KIND: tl.constexpr, GATED: tl.constexpr, LIMIT: tl.constexpr, SHIFT: tl.constexpr,
+    HAS_BIAS: tl.constexpr, MAX: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
 ):  # fmt: skip
     scale = tl.load(scale_ptr)
     strips = tl.cdiv(cols, BLOCK_COLS)
@@ -191,9 +207,11 @@ def _activation_cast_kernel(
         col = (tile % strips) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
         mask = (row < rows)[:, None] & (col < cols)[None, :]
         offset = (row * x_stride)[:, None] + col[None, :]
-        y = activate(_biased(x_ptr, bias_ptr, offset, col, mask, cols, 0, HAS_BIAS), KIND)
+        gate = _biased(x_ptr, bias_ptr, offset, col, mask, cols, 0, HAS_BIAS)
+        y = activate(at_most(gate, LIMIT), KIND)
         if GATED:
-            y *= _biased(x_ptr, bias_ptr, offset, col, mask, cols, cols, HAS_BIAS)
+            up = _biased(x_ptr, bias_ptr, offset, col, mask, cols, cols, HAS_BIAS)
+            y *= _shifted(within(up, LIMIT), SHIFT)
         y = tl.where(mask, y.to(x_ptr.dtype.element_ty).to(tl.float32), 0.0)
         largest = tl.maximum(largest, tl.max(tl.abs(y)))
         target = q_ptr + (row * cols)[:, None] + col[None, :]
@@ -205,8 +223,8 @@ def _activation_cast_kernel(
 @triton.jit
 def _activation_cast_bwd_kernel(
     dy_ptr, x_ptr, bias_ptr, scale_ptr, amax_ptr, q_ptr, partial_ptr, rows, cols, dy_stride, x_stride, splits,
-    KIND: tl.constexpr, GATED: tl.constexpr, HAS_BIAS: tl.constexpr, MAX: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
+    KIND: tl.constexpr, GATED: tl.constexpr, LIMIT: tl.constexpr, SHIFT: tl.constexpr,
+    HAS_BIAS: tl.constexpr, MAX: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
 ):  # fmt: skip
     scale = tl.load(scale_ptr)
     width = cols * 2 if GATED else cols
@@ -221,15 +239,21 @@ def _activation_cast_bwd_kernel(
         mask = (row < rows)[:, None] & (col < cols)[None, :]
         offset = (row * x_stride)[:, None] + col[None, :]
         dy = tl.load(dy_ptr + (row * dy_stride)[:, None] + col[None, :], mask=mask, other=0.0).to(tl.float32)
-        value, slope = activate_and_slope(
-            _biased(x_ptr, bias_ptr, offset, col, mask, cols, 0, HAS_BIAS), KIND
-        )
+        gate = _biased(x_ptr, bias_ptr, offset, col, mask, cols, 0, HAS_BIAS)
+        value, slope = activate_and_slope(at_most(gate, LIMIT), KIND)
         if GATED:
-            dup = (dy * value).to(x_ptr.dtype.element_ty).to(tl.float32)
+            dup = dy * value
+            if LIMIT is not None:  # beyond it a gradient is 0, so up is read before its own is written
+                up = _biased(x_ptr, bias_ptr, offset, col, mask, cols, cols, HAS_BIAS)
+                dup = tl.where(beyond(up, LIMIT), 0.0, dup)
+                dy = tl.where(gate > LIMIT, 0.0, dy)
+            dup = dup.to(x_ptr.dtype.element_ty).to(tl.float32)
             largest = tl.maximum(largest, tl.max(tl.abs(dup)))
             target = q_ptr + (row * width)[:, None] + cols + col[None, :]
             tl.store(target, _fp8(dup, scale, MAX, q_ptr), mask=mask)
-            dy *= _biased(x_ptr, bias_ptr, offset, col, mask, cols, cols, HAS_BIAS)
+            if LIMIT is None:
+                up = _biased(x_ptr, bias_ptr, offset, col, mask, cols, cols, HAS_BIAS)
+            dy *= _shifted(within(up, LIMIT), SHIFT)
             if HAS_BIAS:
                 sum_1 += dup
         d = tl.where(mask, (dy * slope).to(x_ptr.dtype.element_ty).to(tl.float32), 0.0)
@@ -312,9 +336,20 @@ def norm_cast(
 
 
 def activation_cast(
-    x: Tensor, bias: Tensor | None, kind: str, gated: bool, scale: Tensor, amax: Tensor, dtype: torch.dtype
+    x: Tensor,
+    bias: Tensor | None,
+    kind: str,
+    gated: bool,
+    clamp: float | None,
+    offset: float,
+    scale: Tensor,
+    amax: Tensor,
+    dtype: torch.dtype,
 ) -> Tensor:
-    """q [T, F] of act(x + bias), x [T, F], or of act(gate) * up, x [T, 2F] = [gate | up]."""
+    """q [T, F] of act(x + bias), x [T, F], or of act(gate) * (up + offset), x [T, 2F] = [gate | up].
+
+    `clamp` limits gate from above and up on both sides. It and `offset` are constants of the compiled form.
+    """
     x = as_rows(x)
     rows, cols = x.shape[0], x.shape[1] // 2 if gated else x.shape[1]
     q = torch.empty((rows, cols), dtype=dtype, device=x.device)
@@ -323,8 +358,8 @@ def activation_cast(
     tile = TILES["activation"].within(cols)
     with on_device_of(x):
         _activation_cast_kernel[tile.grid(rows, cols, x)](
-            x, bias, scale, amax, q, rows, cols, x.stride(0), kind, gated, bias is not None,
-            limit_of(dtype, x), tile.rows, tile.cols, num_warps=tile.warps,
+            x, bias, scale, amax, q, rows, cols, x.stride(0), kind, gated, clamp, offset,
+            bias is not None, limit_of(dtype, x), tile.rows, tile.cols, num_warps=tile.warps,
         )  # fmt: skip
     return q
 
@@ -336,6 +371,8 @@ def activation_cast_backward(
     main_grad: Tensor | None,
     kind: str,
     gated: bool,
+    clamp: float | None,
+    offset: float,
     scale: Tensor,
     amax: Tensor,
     dtype: torch.dtype,
@@ -356,7 +393,7 @@ def activation_cast_backward(
     with on_device_of(x):
         _activation_cast_bwd_kernel[(strips * splits,)](
             dy, x, bias, scale, amax, q, partial, rows, cols, dy.stride(0), x.stride(0), splits, kind, gated,
-            bias is not None, limit_of(dtype, x), tile.rows, tile.cols, num_warps=tile.warps,
+            clamp, offset, bias is not None, limit_of(dtype, x), tile.rows, tile.cols, num_warps=tile.warps,
         )  # fmt: skip
         if partial is not None:
             column_sums(Sum(partial, dbias if main_grad is None else main_grad, main_grad is not None))

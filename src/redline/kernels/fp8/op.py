@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from redline.kernels.activation_op import FORM
 from redline.kernels.common import lazily, operator
 from redline.kernels.fp8 import reference
 from redline.kernels.fp8.reference import padded
@@ -60,6 +61,8 @@ def _activation_cast_fake(
     bias: Tensor | None,
     kind: str,
     gated: bool,
+    clamp: float | None,
+    offset: float,
     scale: Tensor,
     amax: Tensor,
     dtype: torch.dtype,
@@ -75,6 +78,8 @@ def _activation_backward_fake(
     main_grad: Tensor | None,
     kind: str,
     gated: bool,
+    clamp: float | None,
+    offset: float,
     scale: Tensor,
     amax: Tensor,
     dtype: torch.dtype,
@@ -136,13 +141,13 @@ norm_cast = operator(
     _norm_cast_fake,
 )
 activation_cast = operator(
-    "fp8_activation_cast(Tensor x, Tensor? bias, str kind, bool gated, Tensor scale, Tensor(a!) amax,"
+    f"fp8_activation_cast(Tensor x, Tensor? bias, {FORM}, Tensor scale, Tensor(a!) amax,"
     " ScalarType dtype, bool kernel) -> Tensor",
     _either("activation_cast", reference.activation_cast),
     _activation_cast_fake,
 )
 activation_cast_backward = operator(
-    "fp8_activation_cast_bwd(Tensor dy, Tensor x, Tensor? bias, Tensor(a!)? main_grad, str kind, bool gated,"
+    f"fp8_activation_cast_bwd(Tensor dy, Tensor x, Tensor? bias, Tensor(a!)? main_grad, {FORM},"
     " Tensor scale, Tensor(b!) amax, ScalarType dtype, bool kernel) -> (Tensor, Tensor, Tensor)",
     _either("activation_cast_backward", reference.activation_cast_backward),
     _activation_backward_fake,

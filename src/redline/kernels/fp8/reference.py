@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from redline.formulas.fp8_sizes import FP8_MULTIPLES
+from redline.kernels.activation_reference import Form, activate
 from redline.units import round_up
 
 FP8_MAX: dict[torch.dtype, float] = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
@@ -86,10 +87,19 @@ def norm_cast(
 
 
 def activation_cast(
-    x: Tensor, bias: Tensor | None, kind: str, gated: bool, scale: Tensor, amax: Tensor, dtype: torch.dtype
+    x: Tensor,
+    bias: Tensor | None,
+    kind: str,
+    gated: bool,
+    clamp: float | None,
+    offset: float,
+    scale: Tensor,
+    amax: Tensor,
+    dtype: torch.dtype,
 ) -> Tensor:
     """q of the activation, rounded to x's dtype first."""
-    y = _activate(x.float() if bias is None else x.float() + bias.float(), kind, gated)
+    wide = x.float() if bias is None else x.float() + bias.float()
+    y = activate(wide, Form(kind, gated, clamp, offset))
     return cast(y.to(x.dtype), scale, amax, dtype, True, False)[0]
 
 
@@ -100,6 +110,8 @@ def activation_cast_backward(
     main_grad: Tensor | None,
     kind: str,
     gated: bool,
+    clamp: float | None,
+    offset: float,
     scale: Tensor,
     amax: Tensor,
     dtype: torch.dtype,
@@ -107,7 +119,7 @@ def activation_cast_backward(
     """(q of dx, its transpose, dbias), dx rounded to x's dtype first."""
     with torch.enable_grad():
         wide = (x.float() if bias is None else x.float() + bias.float()).requires_grad_()
-        (dx,) = torch.autograd.grad(_activate(wide, kind, gated), wide, dy.float())
+        (dx,) = torch.autograd.grad(activate(wide, Form(kind, gated, clamp, offset)), wide, dy.float())
     dx = dx.to(x.dtype)
     q, qt = cast(dx, scale, amax, dtype, True, True)
     if bias is None:
@@ -117,17 +129,3 @@ def activation_cast_backward(
         return q, qt, dbias.to(bias.dtype)
     main_grad += dbias
     return q, qt, bias.new_empty(0)
-
-
-def _activate(x: Tensor, kind: str, gated: bool) -> Tensor:
-    """The kernels' activations: "silu", "relu2", GELU "exact", "tanh" or "quick"; times up where gated."""
-    gate, up = x.chunk(2, -1) if gated else (x, None)
-    if kind == "silu":
-        y = torch.nn.functional.silu(gate)
-    elif kind == "quick":
-        y = gate * torch.sigmoid(1.702 * gate)
-    elif kind == "relu2":
-        y = torch.nn.functional.relu(gate).square()
-    else:
-        y = torch.nn.functional.gelu(gate, approximate="tanh" if kind == "tanh" else "none")
-    return y if up is None else y * up
