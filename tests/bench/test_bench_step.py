@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from redline.bench.variants import IMPLEMENTATIONS, OPERATORS, UNFUSED
+from redline.bench.variants import IMPLEMENTATIONS, OPERATORS
 from redline.build import compile
 from redline.cli.main import main
-from redline.config import KernelsConfig
+from redline.config.flags import to_flag
+from redline.plan.kernels import SWITCHES
 
 TINY = (
     "--num-layers 1 --hidden-size 32 --num-attention-heads 2 --vocab-size 101 --seq-length 64 --swiglu "
@@ -66,22 +67,21 @@ def test_packed_documents_beside_dense_samples(bench: Any) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU runs every row")
 def test_operators_differ_in_nothing_else(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every row has Redline's optimizer; the residual joins the norm only where that is RMSNorm."""
+    """Every operator is plain in one row; the residual joins the norm only where that is RMSNorm."""
     assert all("--transformer-impl fused" in " ".join(flags) for flags in OPERATORS.values())
-    fusions = {field for field in KernelsConfig.__dataclass_fields__ if field.endswith("_fusion")}
-    off = {flag.removeprefix("--no-").replace("-", "_") for flag in UNFUSED}
-    assert off == fusions - {"gradient_accumulation_fusion"} | {"persist_layer_norm"}
+    off = {flag for flags in OPERATORS.values() for flag in flags if flag.startswith("--no-")}
+    assert off == {to_flag(f"no_{name}") for name in SWITCHES} - {"--no-fused-residual-rmsnorm"}
     written: list[int] = []
     monkeypatch.setattr(
         "redline.bench.write_result", lambda out, case, device, rows, commit: written.append(len(rows))
     )
     assert main(f"bench step {TINY} --operators --mock-data --out x.json".split()) == 1
-    assert written == [1, 2, 2], "after each row, so that a run cut short leaves what it measured"
+    assert written == [1, 2, 3, 4, 4], "after each row, so that a run cut short leaves what it measured"
     written.clear()
     assert (
         main(f"bench step {TINY} --operators --mock-data --normalization RMSNorm --out x.json".split()) == 1
     )
-    assert written == [1, 2, 3, 3]
+    assert written == [1, 2, 3, 4, 5, 5]
 
 
 def test_data_beside_packed_are_refused_by_what_was_typed(capsys: pytest.CaptureFixture[str]) -> None:

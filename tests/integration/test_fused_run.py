@@ -90,11 +90,12 @@ def test_switches_reach_the_run(train: Any) -> None:
     }
     out = train(
         "out",
-        f"{MODELS['llama']} --transformer-impl fused --no-persist-layer-norm "
-        "--cross-entropy-fusion-impl native",
+        f"{MODELS['llama']} --transformer-impl fused --cross-entropy-fusion-impl native "
+        "--no-persist-layer-norm --no-embedding-fusion --no-adamw-fusion --no-grad-norm-fusion",
     )
-    assert ran(out)["persist-layer-norm"] == "local" and ran(out)["rope-fusion"] == "fused"
+    assert ran(out)["optimizer-impl"] == "fused" and ran(out)["rope-fusion"] == "fused"
     reasons = {choice["what"]: choice["why"] for choice in out.summary["choices"]}
-    assert reasons["persist-layer-norm"] == "switched off by --no-persist-layer-norm"
+    for switch in ("persist-layer-norm", "embedding-fusion", "adamw-fusion", "grad-norm-fusion"):
+        assert ran(out)[switch] == "local" and reasons[switch] == f"switched off by --no-{switch}"
     assert reasons["cross-entropy-loss-fusion"] == "one kernel for cross entropy"
     assert one.losses == pytest.approx(out.losses, rel=1e-4)

@@ -261,21 +261,23 @@ RECOMPUTE = {
     "recompute_num_layers": see(observe.plan, value=2, **FULL),
     "distribute_saved_activations": see(observe.ranks, **FULL, tensor_model_parallel_size=2),
 }
-# The tiny run is on a CPU, where each is refused; tests/kernels holds them to their plain twins.
+# A kernel asked for by name on a CPU is refused with the reason; test_fused_run.py lets them run.
 FUSIONS = {
-    **{
-        name: see(observe.choices, refused=2)
-        for name in (
-            "bias_gelu_fusion",
-            "bias_dropout_fusion",
-            "masked_softmax_fusion",
-            "persist_layer_norm",
-            "cross_entropy_loss_fusion",
-            "cross_entropy_fusion_impl",
-        )
-    },
-    "bias_swiglu_fusion": see(observe.choices, refused=2, activation_func="swiglu"),
-    "rope_fusion": see(observe.choices, refused=2, position_embedding_type="rope"),
+    name: see(observe.choices, refused=2, **given)
+    for name, given in {
+        "bias_gelu_fusion": {},
+        "bias_swiglu_fusion": {"activation_func": "swiglu"},
+        "bias_dropout_fusion": {},
+        "masked_softmax_fusion": {"attention_backend": "unfused"},
+        "rope_fusion": {"position_embedding_type": "rope"},
+        "persist_layer_norm": {},
+        "fused_residual_rmsnorm": {"normalization": "RMSNorm"},
+        "embedding_fusion": {},
+        "adamw_fusion": {},
+        "grad_norm_fusion": {},
+        "cross_entropy_loss_fusion": {},
+        "cross_entropy_fusion_impl": {},
+    }.items()
 }
 OTHERS = {
     **numbers("bf16", "fp16", "fp64", "grad_reduce_in_bf16"),
@@ -286,21 +288,6 @@ OTHERS = {
         observe.choices, refused=2, attention_backend="flash", attention_dropout=0.0
     ),
     "transformer_impl": see(observe.choices, value="local"),
-    # A kernel asked for by name on a CPU is refused with the reason; test_fused_run.py lets it run.
-    **{
-        name: see(observe.choices, refused=2, **given)
-        for name, given in {
-            "bias_gelu_fusion": {},
-            "bias_swiglu_fusion": {"activation_func": "swiglu"},
-            "bias_dropout_fusion": {},
-            "masked_softmax_fusion": {"attention_backend": "unfused"},
-            "rope_fusion": {"position_embedding_type": "rope"},
-            "persist_layer_norm": {},
-            "fused_residual_rmsnorm": {"normalization": "RMSNorm"},
-            "cross_entropy_loss_fusion": {},
-            "cross_entropy_fusion_impl": {},
-        }.items()
-    },
     "gradient_accumulation_fusion": see(observe.numbers, bf16=True),
     "use_torch_compile": see(observe.choices),
     # A CPU has none; on a GPU tests/step/test_graph.py looks.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,10 @@ import torch
 from sm90 import KERNELS
 
 import redline.kernels
+from redline.config.flags import to_flag
+from redline.formulas.operators import OPERATORS, OPT_IN
 from redline.kernels.bench_case import BenchCase
+from redline.plan.kernels import SWITCHES
 
 ROOT = Path(redline.kernels.__file__).parent
 ROOMS = sorted(path.parent.name for path in ROOT.glob("*/op.py"))
@@ -35,6 +39,24 @@ def test_room_is_held_to_compile_whole(room):
     """torch.compile traces through each operator without a graph break: a test of the room says so."""
     text = (Path(__file__).parent / f"test_{room}.py").read_text()
     assert "fullgraph=True" in text, f"test_{room}.py compiles nothing"
+
+
+def test_the_page_names_every_operator_with_its_rooms_its_switch_and_its_twin():
+    """No operator without a switch, no switch that does not switch it, no twin that does not exist."""
+    lines = (Path(__file__).parents[2] / "docs" / "kernels.md").read_text().splitlines()
+    rows = [line.strip("| ").split(" | ") for line in lines if re.match(r"\| `\w+` \|", line)]
+    quoted = [[re.findall(r"`([^`]*)`", cell) for cell in row] for row in rows]
+    assert {room for row in quoted for room in row[1]} == set(ROOMS) - {"fp8"}
+    told: dict[str, set[str]] = {}
+    for (operator,), _, _, switches, twins in quoted:
+        flags = {flag.replace("[no-]", "") for flag in switches if not flag.endswith(" native")}
+        told[operator] = {name for name in SWITCHES if to_flag(name) in flags}
+        assert len(told[operator]) == len(flags)
+        for twin in twins:
+            module, _, name = twin.rpartition(".")
+            assert callable(getattr(importlib.import_module(f"redline.{module}"), name))
+    held = {each: {name for name in SWITCHES if each in SWITCHES[name]} for each in OPERATORS | OPT_IN}
+    assert told == held
 
 
 def test_every_room_imports_without_triton():

@@ -139,5 +139,6 @@ def test_nothing_to_train(kernel_device):
     frozen = nn.Parameter(torch.ones(3), requires_grad=False)
     for named in ([], [("frozen", frozen)], [("empty", nn.Parameter(torch.ones(0, 4)))]):
         buffers = FlatBuffers(named, main_dtype=torch.float32, grad_dtype=torch.float32, device=kernel_device)
-        result = Optimizer(buffers, adam=AdamOptions(impl="triton"), log_num_zeros=True).step(0.1, 0.1)
+        fused = {"adam": AdamOptions(impl="triton"), "fused_norm": True}
+        result = Optimizer(buffers, log_num_zeros=True, **fused).step(0.1, 0.1)
         assert (result.applied, result.grad_norm, result.num_zeros) == (True, 0.0, 0)

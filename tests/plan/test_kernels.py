@@ -8,9 +8,9 @@ import pytest
 
 from redline.config import KernelsConfig
 from redline.errors import ConfigError
-from redline.formulas.operators import OPERATORS
+from redline.formulas.operators import OPERATORS, OPT_IN
 from redline.formulas.shape import ModelShape
-from redline.plan import Conditions, choose_kernels
+from redline.plan import Conditions, choose_kernels, kernels
 
 GPT = ModelShape(
     num_layers=2, hidden=64, ffn=256, num_heads=4, num_groups=4, head_dim=16, vocab_size=100,
@@ -26,6 +26,9 @@ SWITCHES = {
     "bias_dropout_fusion": {"bias_dropout_add"},
     "masked_softmax_fusion": {"masked_softmax"},
     "cross_entropy_loss_fusion": {"linear_cross_entropy"},
+    "embedding_fusion": {"embedding"},
+    "adamw_fusion": {"adamw"},
+    "grad_norm_fusion": {"grad_norm"},
 }
 ALL = OPERATORS - {"cross_entropy"}
 
@@ -134,9 +137,13 @@ def test_a_switch_with_nothing_to_switch_off_is_said(impl):
         assert found.fused == choose(shape, flash, transformer_impl=impl).fused
 
 
-def test_the_embedding_is_recorded_though_it_has_no_switch():
-    assert ran(choose())["embedding"] == "fused"
-    assert "embedding" not in ran(choose(transformer_impl="local"))
+def test_every_operator_has_a_switch_and_is_in_the_record():
+    """What an option switches is one place of the code, which the page of the operators repeats."""
+    assert {each for operators in kernels.SWITCHES.values() for each in operators} == OPERATORS | OPT_IN
+    assert kernels.SWITCHES.keys() - {"bias_gelu_fusion", "fused_residual_rmsnorm"} == SWITCHES.keys()
+    recorded = {f"{name.replace('_', '-')}" for name in SWITCHES}
+    assert ran(choose()) == {"transformer-impl": "fused", **dict.fromkeys(recorded, "fused")}
+    assert ran(choose(transformer_impl="local")) == {"transformer-impl": "local"}
 
 
 def test_two_kinds_of_fused_loss():

@@ -28,7 +28,7 @@ IMPLEMENTATIONS = {
     "compiled fused": (*FUSED, *COMPILED),
     "compiled fused, CUDA graph": (*FUSED, *COMPILED, *GRAPH),
 }
-# All of them have Redline's optimizer and embedding: the operators alone make the difference.
+# The layers' operators and the loss: embedding and optimizer are Redline's in the first two rows.
 UNFUSED = (
     "--no-bias-gelu-fusion",
     "--no-bias-swiglu-fusion",
@@ -41,6 +41,8 @@ UNFUSED = (
 OPERATORS = {
     "plain operators": (*FUSED, *UNFUSED),
     "fused operators": FUSED,
+    "fused operators, plain embedding": (*FUSED, "--no-embedding-fusion"),
+    "fused operators, plain optimizer": (*FUSED, "--no-adamw-fusion", "--no-grad-norm-fusion"),
     "fused operators, residual in the norm": (*FUSED, "--fused-residual-rmsnorm"),
 }
 # Documents as they are: many short ones, few long ones.
@@ -64,10 +66,10 @@ def compare_implementations(
 def compare_operators(
     words: Sequence[str], environment: Environment, *, steps: int, say: Say, keep: Keep
 ) -> list[dict[str, Any]]:
-    """The same configuration with plain operators and with fused ones; attention, GEMMs, optimizer alike.
+    """The same configuration with plain operators and with fused ones; attention and GEMMs alike.
 
-    The residual addition is joined to the norm where that is RMSNorm. Arguments as of
-    `compare_implementations`.
+    Embedding and optimizer are plain in a row of their own; the residual addition is joined to the norm where
+    that is RMSNorm. Arguments as of `compare_implementations`.
     """
     normalization = parse_args(words).config.model.normalization
     variants = {

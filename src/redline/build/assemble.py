@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -137,8 +137,7 @@ def assemble(
         fp8 = make_fp8(config, plan, model, kernels.fused, groups, device, storage)
     bits = determinism(config.train.deterministic_mode, device.type, attention_choice.ran, kernels.fused)
     shared = SharedParameters(tp.group, shared_parameters(plan.shape, tp.rank, sequence=tp.sequence))
-    impl: AdamImpl = "triton" if "adamw" in kernels.fused else "auto"
-    optimizer = make_optimizer(config, buffers, recipe, impl, shared, ranks)
+    optimizer = make_optimizer(config, buffers, recipe, kernels.fused, shared, ranks)
     adam = replace(optimizer.adam.choice, asked="auto")
     choices = (*kernels.choices, adam, attention_choice, *tp_choices, bits)
     return Assembly(plan, model, optimizer, fp8, recipe, choices)
@@ -297,12 +296,13 @@ def make_optimizer(
     config: RunConfig,
     buffers: FlatBuffers,
     recipe: Recipe,
-    impl: AdamImpl = "auto",
+    fused: Collection[Operator] = (),
     shared: SharedParameters | None = None,
     ranks: DataParallel | None = None,
 ) -> Optimizer:
-    """AdamW on `buffers` as the options say, by the implementation `impl`."""
+    """AdamW on `buffers` as the options say; by Redline's kernels what of it is `fused`."""
     optim, train = config.optim, config.train
+    impl: AdamImpl = "triton" if "adamw" in fused else "auto"
     action: NonFiniteAction = train.nonfinite_action if train.check_for_nan_in_loss_and_grad else "ignore"
     return Optimizer(
         buffers,
@@ -321,4 +321,5 @@ def make_optimizer(
         shared=shared,
         ranks=ranks,
         overlap_away=optim.overlap_cpu_optimizer_d2h_h2d,
+        fused_norm="grad_norm" in fused,
     )

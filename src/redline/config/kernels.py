@@ -40,6 +40,15 @@ class KernelsConfig(Section):
     fused_residual_rmsnorm: bool = flag(
         False, help="One kernel for residual and RMSNorm: its backward adds the residual's gradient."
     )
+    embedding_fusion: bool | None = flag(
+        None, own=True, help="One kernel for the embedding, whose gradient is summed in sorted order."
+    )
+    adamw_fusion: bool | None = flag(
+        None, own=True, help="One kernel for clipping, AdamW and the rounded parameter."
+    )
+    grad_norm_fusion: bool | None = flag(
+        None, own=True, help="One read of the gradients for their norm and the count of zeros."
+    )
     cross_entropy_loss_fusion: bool | None = fusion(
         "One kernel for the loss and its gradient.", megatron=False
     )

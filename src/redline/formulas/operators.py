@@ -15,6 +15,7 @@ Operator = Literal[
     "cross_entropy",
     "linear_cross_entropy",
     "adamw",
+    "grad_norm",
     "residual_norm",
 ]
 OPT_IN: frozenset[Operator] = frozenset(("residual_norm",))  # they run where they are asked for, only

@@ -282,7 +282,7 @@ def fused_ops(operators: Collection[Operator] = WITHOUT_LOGITS, *, fuse_wgrad: b
     """The record with the kernels of `operators`, and plain PyTorch for all others.
 
     Args:
-        operators: names that concern no operation of the record ("adamw", "masked_softmax") are let pass;
+        operators: names that concern no operation of the record ("adamw" for one) are let pass;
             of the two losses at most one.
         fuse_wgrad: as for `local_ops`.
     """

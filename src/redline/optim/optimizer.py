@@ -71,6 +71,7 @@ class Optimizer:
         shared: what other tensor-parallel ranks hold too.
         ranks: how the gradients and parameters of data-parallel ranks meet; None: there is one rank.
         overlap_away: states in host memory travel while others are updated.
+        fused_norm: one kernel finds norm and zeros of the gradients.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class Optimizer:
         shared: SharedParameters | None = None,
         ranks: DataParallel | None = None,
         overlap_away: bool = True,
+        fused_norm: bool = False,
     ) -> None:
         self.buffers = buffers
         self.ranks = ranks or DataParallel(buffers)
@@ -95,6 +97,7 @@ class Optimizer:
         self._clip_grad = clip_grad
         self._action = nonfinite_action
         self._log_num_zeros = log_num_zeros
+        self._fused_norm = fused_norm
         self._shared = shared or SharedParameters()
         self._num_elements = self._shared.num_counted(buffers)
         self._may_skip = nonfinite_action != "ignore" or not isinstance(self.loss_scale, ConstantLossScale)
@@ -147,7 +150,7 @@ class Optimizer:
         finite in any of them is in the norm of all.
         """
         grads, device = self.ranks.own_grads(self._shared), self.buffers.device
-        if self.adam.choice.ran == "triton" and grads:
+        if self._fused_norm and grads:
             norm, nonzeros = norm_and_nonzeros(grads)
         else:
             norm = l2_norm(grads, device)

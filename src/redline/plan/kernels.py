@@ -14,10 +14,24 @@ from redline.choice import Choice
 from redline.config import KernelsConfig
 from redline.config.flags import to_flag
 from redline.errors import ConfigError
-from redline.formulas.operators import Operator
+from redline.formulas.operators import OPT_IN, Operator
 from redline.formulas.shape import ModelShape
 
 FUSED_PRECISIONS = frozenset(("bf16", "fp16", "fp32"))
+# The option of every operator. The model's activation and --cross-entropy-fusion-impl say which of two acts.
+SWITCHES: Mapping[str, tuple[Operator, ...]] = {
+    "persist_layer_norm": ("norm", "qk_norm"),
+    "rope_fusion": ("rope",),
+    "bias_gelu_fusion": ("activation",),
+    "bias_swiglu_fusion": ("activation",),
+    "bias_dropout_fusion": ("bias_dropout_add",),
+    "masked_softmax_fusion": ("masked_softmax",),
+    "cross_entropy_loss_fusion": ("linear_cross_entropy", "cross_entropy"),
+    "embedding_fusion": ("embedding",),
+    "adamw_fusion": ("adamw",),
+    "grad_norm_fusion": ("grad_norm",),
+    "fused_residual_rmsnorm": ("residual_norm",),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +107,6 @@ def choose_kernels(config: KernelsConfig, shape: ModelShape, at: Conditions) -> 
             continue  # it is inside the package's MLP, which keeps what the fused one keeps
         why = _why(switch, asked, reason)
         choices.append(_choice(switch, asked, ("fused" if runs else "local"), why))
-    if whole.ran != "local":
-        fused |= {"embedding", "adamw"}
-        choices.append(Choice("embedding", "auto", "fused", "one kernel; it follows --transformer-impl"))
     if config.fused_residual_rmsnorm:
         _check_residual(shape, fused)
         fused.add("residual_norm")
@@ -143,21 +154,24 @@ def _engine(what: str, asked: str, at: Conditions) -> Choice:
 
 
 def _switches(config: KernelsConfig, shape: ModelShape, at: Conditions) -> Iterator[Switch]:
-    kind = shape.activation
-    other = f"the model's activation is {kind}"
-    yield Switch("persist_layer_norm", ("norm", "qk_norm"))
-    yield Switch(
-        "rope_fusion", ("rope",), None if shape.position == "rope" else "the model turns no queries or keys"
-    )
-    yield Switch("bias_gelu_fusion", ("activation",), other if kind == "swiglu" else None)
-    yield Switch("bias_swiglu_fusion", ("activation",), None if kind == "swiglu" else other)
-    yield Switch("bias_dropout_fusion", ("bias_dropout_add",))
-    without = None if at.attention == "unfused" else f"{at.attention} attention has no softmax of its own"
-    yield Switch("masked_softmax_fusion", ("masked_softmax",), without)
-    loss: Operator = (
-        "cross_entropy" if config.cross_entropy_fusion_impl == "native" else "linear_cross_entropy"
-    )
-    yield Switch("cross_entropy_loss_fusion", (loss,))
+    """Those of the operators that run unless somebody objects."""
+    unused = "linear_cross_entropy" if config.cross_entropy_fusion_impl == "native" else "cross_entropy"
+    for name, all_of_it in SWITCHES.items():
+        operators = tuple(each for each in all_of_it if each != unused and each not in OPT_IN)
+        if operators:
+            yield Switch(name, operators, _absent(name, shape, at.attention))
+
+
+def _absent(name: str, shape: ModelShape, attention: str) -> str | None:
+    """Why the model has nothing that this option could switch, or None."""
+    if name == "rope_fusion" and shape.position != "rope":
+        return "the model turns no queries or keys"
+    if name == "masked_softmax_fusion" and attention != "unfused":
+        return f"{attention} attention has no softmax of its own"
+    own = "bias_swiglu_fusion" if shape.activation == "swiglu" else "bias_gelu_fusion"
+    if SWITCHES[name] == ("activation",) and name != own:
+        return f"the model's activation is {shape.activation}"
+    return None
 
 
 def _why(switch: Switch, asked: bool | None, reason: str | None) -> str:

@@ -18,6 +18,9 @@ FUSIONS = (
     "masked_softmax_fusion",
     "rope_fusion",
     "persist_layer_norm",
+    "embedding_fusion",
+    "adamw_fusion",
+    "grad_norm_fusion",
 )
 SCALING = ("loss_scale", "initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis")
 WORTH = 0.01  # of the step time, from which a tuning is worth a line
