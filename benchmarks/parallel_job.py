@@ -1,8 +1,8 @@
 """Ranks of one start, which do row after row together: each is kept as it comes, each has its limit.
 
-Where a row takes too long every rank writes its stacks and ends, the launcher starts all of them again
-(`--max-restarts`), and they go on behind it: what is in the file is not tried twice. Meanwhile the file says
-how far the row has come, so that a cut from outside leaves that too.
+Where a row takes too long the first rank writes its stacks and ends, and so do the others as the launcher
+ends them; it starts all of them again (`--max-restarts`), and they go on behind that row: what is in the file
+is not tried twice. Meanwhile the file says how far the row has come, so that a cut from outside leaves that.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import gc
 import json
 import os
 import re
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -24,9 +25,10 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from parallel_rows import Row
+from torch.distributed import distributed_c10d
 
 from redline.bench.record import write_result
-from redline.comm import Group, Groups, Progress, World, close_world, every, open_groups, open_world
+from redline.comm import Group, Groups, Meeting, Progress, World, close_world, every, open_groups, open_world
 from redline.config import Environment, read_environment
 from redline.errors import ConfigError
 from redline.run.ranks import meeting_of
@@ -79,10 +81,11 @@ class OneMeeting:
         for patch in self._patches:
             patch.stop()
 
-    def world(self, *how: Any) -> World:
+    def world(self, meeting: Meeting, *how: Any) -> World:
         """`open_world`, once."""
         if self._world is None:
-            self._world = open_world(*how)
+            name_anew(meeting.attempt)
+            self._world = open_world(meeting, *how)
         return self._world
 
     def groups(self, tp: Any, dp: Any, *more: Any, progress: Progress | None = None, **how: Any) -> Groups:
@@ -99,6 +102,15 @@ class OneMeeting:
         self._world = None
         self._groups.clear()
         close_world()
+
+
+def name_anew(meeting: int) -> None:
+    """Give the process groups of each meeting names of their own.
+
+    PyTorch keeps symmetric memory by the name of its group, and counts names from 0 after each parting: what
+    two ranks once shared would be taken for that of the four which are "3" now.
+    """
+    distributed_c10d._world.group_count = 100 * meeting
 
 
 class Job:
@@ -127,6 +139,7 @@ class Job:
         self._done = {row["row"]: row for row in before if row["start"] < start}
         limits.stacks.mkdir(parents=True, exist_ok=True)
         self._stacks = (limits.stacks / f"{case}-rank-{self.environment.rank}").open("a")
+        faulthandler.register(signal.SIGTERM, file=self._stacks, chain=True)
         self._arm(limits.left_s)
         threading.Thread(target=self._look, daemon=True).start()
 
@@ -193,6 +206,7 @@ class Job:
         if self.environment.rank >= number:
             return None
         few = replace(self.environment, world_size=number, local_world_size=number, attempt=attempt)
+        name_anew(attempt)
         try:
             return self._cleanly(work, few)
         finally:
@@ -235,7 +249,8 @@ class Job:
 
     def _begin(self, name: str, row: Row) -> None:
         self.doing("beginning")
-        self._arm(min(self._limits.row_s, self._limits.left_s))
+        # The others may wait for the first one's rows alone; they end with it.
+        self._arm(min(self._limits.row_s, self._limits.left_s) if self.leads else self._limits.left_s)
         with self._lock:
             self._open, self._row_began = name, time.monotonic()
             self._rows.append({**row, "error": "it did not end: beginning"})
