@@ -49,6 +49,7 @@ from redline.step.profile import Captured, StepProfiler, TorchCapture, Window
 
 WARMUP, TIMED = 3, 6
 NUM_STEPS = WARMUP + TIMED + 2  # the last one is captured, the one before warms the tracer up
+START_S = {"cuda": 60, "cpu": 180}  # until a run that is to be killed has some checkpoints
 ROW_S = {"equal": 60, "steps": 50, "links": 60, "watch": 60}
 LOSSES = ("dp", "tp", "collective", "launch", "synchronisation", "copies", "gemm", "attention")
 
@@ -297,7 +298,7 @@ def children_of(parent: int) -> list[int]:
     return [int(head.split()[0]) for head, rest in stats if int(rest.split()[1]) == parent]
 
 
-def kill(gpus: int, out: Path, sizes: Sizes, limit_s: float = 60.0) -> None:
+def kill(gpus: int, out: Path, sizes: Sizes) -> None:
     """SIGKILL to the last rank under load; then the rest of the run on one GPU less."""
     row: Row = {"row": "kill"}
     started = time.monotonic()
@@ -315,7 +316,7 @@ def kill(gpus: int, out: Path, sizes: Sizes, limit_s: float = 60.0) -> None:
         endless = f"{words} --train-iters 5000"
         with said.open("w") as stderr:
             job = subprocess.Popen(train_command(endless, gpus, folder), stdout=stderr, stderr=stderr)
-        while job.poll() is None and num_steps(folder) < 45 and time.monotonic() - started < limit_s:
+        while job.poll() is None and num_steps(folder) < 45 and time.monotonic() - started < START_S[DEVICE]:
             time.sleep(0.2)
         tell(s_to_start=time.monotonic() - started, steps_seen=num_steps(folder), exit=job.poll())
         ranks = children_of(job.pid)
@@ -331,12 +332,12 @@ def kill(gpus: int, out: Path, sizes: Sizes, limit_s: float = 60.0) -> None:
         tell(exit=code, s_to_end=time.monotonic() - killed, said=said.read_text()[-3000:])
         done = num_steps(folder)
         resumed = f"{words} --train-iters {done + 5} --load {folder}"
-        again = subprocess.run(
-            train_command(resumed, max(1, gpus - 1), folder), capture_output=True, text=True, timeout=60
-        )
+        command, said = train_command(resumed, max(1, gpus - 1), folder), Path(place) / "resumed"
+        with said.open("w") as output:
+            again = subprocess.run(["timeout", "60", *command], stdout=output, stderr=output)
         tell(steps_before=done, resume_exit=again.returncode, steps_after=num_steps(folder))
         if again.returncode:
-            tell(resume_said=again.stderr[-2000:])
+            tell(resume_said=said.read_text()[-2000:])
 
 
 def main() -> None:

@@ -139,6 +139,7 @@ class Job:
         self._done = {row["row"]: row for row in before if row["start"] < start}
         limits.stacks.mkdir(parents=True, exist_ok=True)
         self._stacks = (limits.stacks / f"{case}-rank-{self.environment.rank}").open("a")
+        faulthandler.enable(file=self._stacks)
         faulthandler.register(signal.SIGTERM, file=self._stacks, chain=True)
         self._arm(limits.left_s)
         threading.Thread(target=self._look, daemon=True).start()

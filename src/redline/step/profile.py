@@ -206,6 +206,10 @@ class StepProfiler:
 
     def close(self) -> None:
         """End the open window, if any, and hand over the whole steps it has."""
+        if self._open:
+            # Gloo's threads note the end of a collective in the tracer, which must still be there: seen, with
+            # gathers under way, as a segmentation fault.
+            self._step.state.optimizer.settle()
         self._end(tuple(self._whole))
 
     def abandon(self) -> None:
