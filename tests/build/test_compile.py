@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +24,8 @@ from redline.attention import MaskSpec
 from redline.build import CompileLog, compile, compile_blocks, compile_failure_explained
 from redline.config import Environment
 from redline.errors import ConfigError, TrainingError
+from redline.formulas.activations import MicrobatchShape, saved_by_layer, total_bytes
+from redline.formulas.recompute import MODULES, NOTHING, Recompute, selective
 from redline.formulas.shape import ModelShape
 from redline.model import Ops, Transformer, fused_ops
 from redline.model.rope import rope_table
@@ -44,9 +49,19 @@ def compiled(
     return compile_blocks(model.layers, device, lambda _: None, environment=environment)[0]
 
 
-def twins(shape: ModelShape, dtype: torch.dtype, device: str, ops: Ops | None = None) -> list[Transformer]:
-    """Two equal models; main_grads are views of one buffer, as in a run."""
-    models = [make_model(shape, dtype, device, ops=ops) for _ in range(2)]
+def twins(
+    shape: ModelShape,
+    dtype: torch.dtype,
+    device: str,
+    ops: Ops | None = None,
+    recompute: Recompute = NOTHING,
+    backend: str = "auto",
+) -> list[Transformer]:
+    """Two equal models, the second with `recompute`; main_grads are views of one buffer, as in a run."""
+    models = [
+        make_model(shape, dtype, device, ops=ops, backend=backend, recompute=choice)
+        for choice in (NOTHING, recompute)
+    ]
     for model in models:
         flat = torch.zeros(sum(p.numel() for p in model.parameters()), dtype=dtype, device=device)
         for parameter in model.parameters():
@@ -106,13 +121,23 @@ def test_one_row_is_one_graph_too(environment: Environment, monkeypatch: pytest.
     assert torch.equal(*losses) and len(log.graphs) == 1
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "qwen3"])
+@pytest.mark.parametrize(
+    ("kind", "modules"),
+    [
+        ("gpt2", "layernorm activation"),
+        ("qwen3", ""),
+        *(
+            pytest.param(*each, marks=LONG)
+            for each in (("gpt2", ""), ("gpt2", "mlp"), ("qwen3", "core_attn"))
+        ),
+    ],
+)
 def test_kernels_are_nodes_of_the_graph(
-    kind: str, kernel_device: str, environment: Environment, monkeypatch: pytest.MonkeyPatch
+    kind: str, modules: str, kernel_device: str, environment: Environment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same with Redline's kernels: no break at an operator, no copy of a main_grad it adds to."""
     shape = make_shape(kind, num_layers=2, hidden_dropout=0.1, attention_dropout=0.0)
-    eager, model = twins(shape, torch.float32, kernel_device, fused_ops())
+    eager, model = twins(shape, torch.float32, kernel_device, fused_ops(), selective(modules.split()))
     log = compiled(model, environment, monkeypatch)
     batch = make_batch(shape, B=2, S=5, device=kernel_device)
     for each in (eager, model):
@@ -122,9 +147,92 @@ def test_kernels_are_nodes_of_the_graph(
     assert len(log.graphs) == 1 and not counters["graph_break"]
 
 
-@pytest.mark.parametrize("implementation", ["local", "fused"])
+CHOICES = [["core_attn", "layernorm", "activation"], ["mlp"], *([name] for name in MODULES[:3]), MODULES]
+
+
+@pytest.mark.parametrize(
+    ("kind", "modules"),
+    [
+        pytest.param(kind, modules, marks=[] if kind == "gpt2" and index < 2 else LONG, id=f"{kind}-{index}")
+        for kind in ("gpt2", "qwen3", "geglu", "neox")
+        for index, modules in enumerate(CHOICES)
+    ],
+)
+def test_modules_are_dropped_and_made_again(
+    kind: str, modules: list[str], environment: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bits of blocks that keep everything, B029's dropout included, and the bytes that the formulas say.
+
+    What a compiled block keeps besides, once for all layers, are the keys of dropout.
+    """
+    shape = make_shape(kind, num_layers=LAYERS, **DROPS)
+    eager, model = twins(shape, torch.float64, "cpu", None, selective(modules), "unfused")
+    log = compiled(model, environment, monkeypatch)
+    batch = make_batch(shape, B=2)
+    dropout = make_dropout(shape, batch)
+    for each in (eager, model):
+        losses = [run_loss(each, batch, make_dropout(shape, batch, iteration)) for iteration in range(2)]
+        for loss in losses:
+            loss.backward()
+    found, wanted = gradients(model), gradients(eager)
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    x_SBH = torch.randn(11, 2, shape.hidden, dtype=torch.float64, requires_grad=True)
+    rope = rope_table(shape, 11, torch.float64, x_SBH.device)
+    kept = []
+    for each in (eager, model):
+        run = partial(each.layers[1], x_SBH, rope, MaskSpec(), dropout.layer(1))
+        kept.append(sum(item.num_bytes for item in saved_tensors(run, each.parameters())))
+    assert len(log.graphs) == 1 and not counters["graph_break"], "saved by the graph that has trained"
+    sizes: dict[str, Any] = {"seq_length": 11, "micro_batch_size": 2, "dtype": "fp64", "device": "cpu"}
+    micro = MicrobatchShape(**sizes, attention="unfused", grad_dtype="fp64")
+    before, after = (
+        total_bytes(saved_by_layer(shape, replace(micro, recompute=choice)))
+        for choice in (NOTHING, selective(modules))
+    )
+    keys = sum(each.nbytes for each in (dropout.keys, dropout.iteration, dropout.sample_index_B))
+    masks = 11 * 11  # which score is hidden: kept once by an eager block
+    assert abs((kept[0] - kept[1]) - (before - after)) <= keys + masks
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("modules", [("core_attn", "layernorm", "activation"), ("mlp",)])
+@pytest.mark.parametrize("kind", ["gpt2", "qwen3"])
+def test_real_code_gives_the_same_bits_with_and_without(
+    kind: str,
+    modules: tuple[str, ...],
+    dtype: torch.dtype,
+    environment: Environment,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The compiler itself, which joins what is repeated with what reads it."""
+    if reason := compile.why_not("cpu"):
+        pytest.skip(reason)
+    shape = make_shape(kind, num_layers=LAYERS, **DROPS)
+    models = twins(shape, dtype, "cpu", None, selective(modules), "unfused")
+    batch = make_batch(shape)
+    for model in models:
+        torch._dynamo.reset()
+        compiled(model, environment, monkeypatch, "inductor")
+        run_loss(model, batch, make_dropout(shape, batch)).backward()
+    wanted, found = map(gradients, models)
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
+@pytest.mark.parametrize(
+    ("implementation", "modules"),
+    [
+        ("local", ""),
+        ("fused", "layernorm activation"),
+        *(pytest.param(*each, marks=LONG) for each in (("fused", ""), ("fused", "mlp"), ("local", "mlp"))),
+    ],
+)
 def test_saved_tensors_are_those_of_the_sites(
-    implementation: str, kernel_device: str, environment: Environment, monkeypatch: pytest.MonkeyPatch
+    implementation: str,
+    modules: str,
+    kernel_device: str,
+    environment: Environment,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The partitioner of the real compiler may keep less than the plain operations do, never more.
 
@@ -134,7 +242,9 @@ def test_saved_tensors_are_those_of_the_sites(
     fused = implementation == "fused"
     device = kernel_device if fused else "cpu"
     shape = make_shape("qwen3", num_layers=2, hidden=32, ffn=48)
-    eager, model = twins(shape, torch.float32, device, fused_ops() if fused else None)
+    ops, choice = fused_ops() if fused else None, selective(modules.split())
+    model = twins(shape, torch.float32, device, ops, choice)[1]
+    eager = make_model(shape, torch.float32, device, ops=ops, recompute=choice)
     compiled(model, environment, monkeypatch, "aot_eager_decomp_partition")
     x_SBH = torch.randn(6, 2, shape.hidden, device=device, requires_grad=True)
     rope = rope_table(shape, 6, torch.float32, x_SBH.device)

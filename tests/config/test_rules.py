@@ -256,9 +256,6 @@ CASES: dict[str, list[tuple[str, str]]] = {
     "residual-norm-in-16-bits": [
         ("--fused-residual-rmsnorm --bf16 --fp8-format hybrid", "--fused-residual-rmsnorm --bf16")
     ],
-    "compiled-blocks-keep-their-modules": [
-        ("--use-torch-compile --recompute-activations", f"--use-torch-compile {FULL}"),
-    ],
     "recompute-modules-exist": [
         (f"--recompute-activations --recompute-modules {name}", "--recompute-activations")
         for name in ("moe", "mla_up_proj")
@@ -279,6 +276,15 @@ CASES: dict[str, list[tuple[str, str]]] = {
             f"{FULL} --cuda-graph-impl full_iteration",
         )
         for impl in ("local", "transformer_engine")
+    ],
+    "graphs-and-repeated-attention": [
+        ("--cuda-graph --use-torch-compile --recompute-activations", other)
+        for other in (
+            "--cuda-graph --use-torch-compile --recompute-activations --recompute-modules layernorm mlp",
+            "--cuda-graph --use-torch-compile --recompute-activations --attention-backend unfused",
+            "--use-torch-compile --recompute-activations",
+            "--cuda-graph --recompute-activations",
+        )
     ],
     "graphs-keep-what-they-save": [
         ("--cuda-graph --recompute auto", "--cuda-graph --recompute-activations"),

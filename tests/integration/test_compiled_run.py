@@ -57,6 +57,10 @@ def test_whole_compiled_layers_are_recomputed(train: Any, monkeypatch: pytest.Mo
     assert all(torch.equal(saved[key], wanted[key]) for key in wanted)
 
 
+def dropping(modules: str) -> str:
+    return f"--recompute-activations --recompute-modules {modules}" if modules else ""
+
+
 FP8_RUNS = {
     "delayed": "--hidden-size 32 --fp8 --fp8-amax-history-len 4",
     "tensorwise": "--hidden-size 32 --fp8 --fp8-recipe tensorwise "
@@ -67,18 +71,27 @@ FP8_RUNS = {
 }
 
 
+SHORT = {("delayed", "core_attn layernorm activation"), ("tensorwise", "mlp")}
+
+
 @pytest.mark.parametrize(
-    "recipe",
+    ("recipe", "modules"),
     [
-        pytest.param(name, marks=[] if name in ("delayed", "tensorwise") else pytest.mark.long)
+        pytest.param(name, modules, marks=[] if (name, modules) in SHORT else pytest.mark.long)
         for name in FP8_RUNS
+        for modules in ("", "core_attn layernorm activation", "mlp")
     ],
 )
-def test_compiled_fp8_is_eager_fp8(recipe: str, train: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over the step that measures, one whose losses are counted, and evaluations: one graph to train."""
+def test_compiled_fp8_is_eager_fp8(
+    recipe: str, modules: str, train: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over the step that measures, one whose losses are counted, and evaluations: one graph to train.
+
+    With these modules dropped, the bits of eager sites that drop nothing.
+    """
     monkeypatch.setattr(compile, "BACKEND", "aot_eager")
     flags = f"{FP8_RUNS[recipe]} --eval-interval 2 --fp8-stats-interval 3"
-    eager, whole = train("eager", flags), train("whole", f"{flags} --use-torch-compile")
+    eager, whole = train("eager", flags), train("whole", f"{flags} {dropping(modules)} --use-torch-compile")
     assert whole.losses == eager.losses and whole.valid_losses == eager.valid_losses
     assert whole.summary["compiled"]["graphs"] == 2, "one to train, one to evaluate"
     saved, wanted = weights(whole), weights(eager)

@@ -115,12 +115,19 @@ def test_loss_and_gradients_are_those_of_the_documents_one_by_one(
         assert (one - other).abs().max() <= 1e-12 * max(1.0, float(other.abs().max()))
 
 
-def test_twenty_packings_compile_once(train: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """B067: whatever is packed, boundaries are of one size and the longest length is one number."""
+@pytest.mark.parametrize(
+    "modules", [pytest.param("", marks=pytest.mark.long), "core_attn layernorm activation"]
+)
+def test_twenty_packings_compile_once(modules: str, train: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """B067: whatever is packed, boundaries are of one size and the longest length is one number.
+
+    With modules that compiled blocks drop, the bits of eager blocks that keep them.
+    """
     torch._dynamo.reset()
     monkeypatch.setattr(compile, "BACKEND", "aot_eager")
     flags = "--packing --train-iters 10 --micro-batch-size 2 --global-batch-size 4 --hidden-dropout 0.1"
-    eager, compiled = train("eager", flags), train("compiled", f"{flags} --use-torch-compile")
+    drop = f"--recompute-activations --recompute-modules {modules}" if modules else ""
+    eager, compiled = train("eager", flags), train("compiled", f"{flags} {drop} --use-torch-compile")
     assert compiled.losses == eager.losses and compiled.valid_losses == eager.valid_losses
     assert compiled.summary["compiled"]["graphs"] == 2, "one to train on 20 microbatches, one to evaluate"
 

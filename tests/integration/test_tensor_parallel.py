@@ -108,14 +108,22 @@ def test_spread_inputs_change_no_bit(one, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.long)])
 def test_compiled(backend: str, one, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each rank compiles its blocks whole, collectives with them (aot_eager: operators run one by one)."""
+    """Each rank compiles its blocks whole, collectives with them (aot_eager: operators run one by one).
+
+    What is dropped of a block is made again, with the collectives in it.
+    """
     if backend == "inductor" and (reason := compile.why_not("cpu")):
         pytest.skip(reason)
     monkeypatch.setattr(compile, "BACKEND", backend)
     monkeypatch.setattr(compile, "why_not", lambda device_type: None)
     short = {"use_torch_compile": True, "train_iters": 2}
     models = [{**model, "train_iters": 2} for model in (QWEN, GPT)]
-    seen = train_all(2, [{**models[0], **tp(2), **short}, {**models[1], **tp(2, **SP), **short}], tmp_path)
+    modules = ("mlp",), ("core_attn", "layernorm", "activation")
+    layouts = [
+        tp(2, recompute_granularity="selective", recompute_modules=each, **sp)
+        for each, sp in zip(modules, ({}, SP), strict=True)
+    ]
+    seen = train_all(2, [{**m, **each, **short} for m, each in zip(models, layouts, strict=True)], tmp_path)
     for each, model in zip(seen, models, strict=True):
         assert_equal(each, one(model))
 

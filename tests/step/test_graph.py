@@ -29,6 +29,8 @@ CASES = {
     "packing": "--transformer-impl fused --bf16 --packing --hidden-dropout 0.1 --attention-dropout 0",
     "compile": "--transformer-impl fused --bf16 --use-torch-compile --hidden-dropout 0.1 "
     "--attention-dropout 0",
+    "compile and recompute": "--transformer-impl fused --bf16 --use-torch-compile --hidden-dropout 0.1 "
+    "--attention-dropout 0 --recompute-activations --recompute-modules layernorm activation mlp",
     "8-bit moments in host memory": "--transformer-impl fused --bf16 --attention-dropout 0 "
     "--use-precision-aware-optimizer --exp-avg-dtype fp8 --exp-avg-sq-dtype fp8 --optimizer-cpu-offload",
     "compile and packing": "--transformer-impl local --bf16 --use-torch-compile --packing "

@@ -160,10 +160,12 @@ class MLP(nn.Module):
         self.norm = _norm(shape, ops, dtype)
         self.fc1 = Linear(shape.hidden, shape.fc1_size, linear=ops.linear, **deferred)
         self.fc2 = Linear(shape.ffn, shape.hidden, linear=ops.row_linear, **deferred)
-        whole = recompute.drops("mlp")  # then nothing inside is kept, and nothing inside needs rebuilding
+        self.dropped = recompute.drops("mlp")  # nothing inside is kept, and nothing inside needs rebuilding
         form = {"kind": shape.activation, "clamp": shape.activation_clamp, "offset": shape.glu_offset}
         self.activation = Activation(self.fc1, ops.activation, form)
-        self.rebuilds = {name: recompute.drops(name) and not whole for name in ("layernorm", "activation")}
+        self.rebuilds = {
+            name: recompute.drops(name) and not self.dropped for name in ("layernorm", "activation")
+        }
         self.fc1_site: Callable[[Tensor], Tensor] = Site(
             None if self.norm.hands_on else self.norm, self.fc1, rebuild=self.rebuilds["layernorm"]
         )
@@ -195,7 +197,6 @@ class Block(nn.Module):
         recompute: Recompute = NOTHING,
     ) -> None:
         super().__init__()
-        self.recompute_mlp = recompute.drops("mlp")
         self.attention = SelfAttention(shape, attention=attention, ops=ops, dtype=dtype, recompute=recompute)
         self.mlp = MLP(shape, ops=ops, dtype=dtype, recompute=recompute)
 
@@ -205,7 +206,7 @@ class Block(nn.Module):
         """[S, B, H] -> [S, B, H]; `dropout` is the state narrowed to this layer, None in evaluation."""
         x_SBH, before_SBH = self.attention(x_SBH, rope, mask, dropout)
         mlp = partial(self.mlp, dropout=dropout)
-        return checkpoint(mlp, x_SBH) if self.recompute_mlp else mlp(x_SBH, before_SBH=before_SBH)
+        return checkpoint(mlp, x_SBH) if self.mlp.dropped else mlp(x_SBH, before_SBH=before_SBH)
 
 
 def _norm(shape: ModelShape, ops: Ops, dtype: torch.dtype) -> Norm:

@@ -160,13 +160,21 @@ class Fp8GemmFn(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None, gemm: SiteGemm, fuse_wgrad: bool
     ) -> Tensor:
+        q_TI, inverse = Fp8GemmFn.cast(ctx, x, weight_OI, bias_O, gemm, fuse_wgrad)
+        y_TO = gemm.fprop(q_TI, inverse, x.dtype)[: x.shape[:-1].numel()]
+        return as_output(y_TO, x)
+
+    @staticmethod
+    def cast(
+        ctx: Any, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None, gemm: SiteGemm, fuse_wgrad: bool
+    ) -> tuple[Tensor, Tensor]:
+        """The operand of the product and its scale; the context gets all that backward asks of it."""
         x_TI = x.flatten(0, -2)
         q_TI, inverse, kept, kept_inverse = gemm.cast_input(x_TI)
-        y_TO = gemm.fprop(q_TI, inverse, x.dtype)[: len(x_TI)]
         ctx.save_for_backward(kept if gemm.state.spec.wgrad else x_TI, kept_inverse)
         ctx.gemm, ctx.fuse_wgrad = gemm, fuse_wgrad
         ctx.main_grads = main_grad_of(weight_OI), main_grad_of(bias_O)
-        return as_output(y_TO, x)
+        return q_TI, inverse
 
     @staticmethod
     @once_differentiable
@@ -199,6 +207,7 @@ class Fp8Site:
     """A Site whose GEMM runs in fp8, after its prologue in the compute dtype; `rebuild` as there.
 
     token: the site is part of a compiled block, and its GEMM one node there (fp8_opaque.py).
+    dropped: and of a part of the block that keeps its input alone.
     """
 
     def __init__(
@@ -209,20 +218,22 @@ class Fp8Site:
         fuse_wgrad: bool,
         rebuild: bool = False,
         token: Tensor | None = None,
+        dropped: bool = False,
     ) -> None:
         self.prologue, self.gemm, self.fuse_wgrad, self.rebuild = prologue, gemm, fuse_wgrad, rebuild
         self.opaque: OpaqueSite | None = None
         if token is not None:
             linear = gemm.linear
             rest = linear.weight, self._bias(), gemm, fuse_wgrad
-            self.opaque = OpaqueSite(Fp8GemmFn, rest, len(linear.weight), token)
+            again = dropped or (rebuild and prologue is not None)
+            self.opaque = OpaqueSite(Fp8GemmFn, rest, len(linear.weight), token, again=again)
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.prologue is None:
             return self.multiply(x)
         if not self.rebuild:
             return self.multiply(self.prologue(x))
-        if not self.gemm.state.spec.wgrad:
+        if self.opaque is not None or not self.gemm.state.spec.wgrad:
             return rebuilt(self.prologue, x, self.multiply)
         with self._casting_again(self.prologue, x.detach()):
             return self.multiply(self.prologue(x))

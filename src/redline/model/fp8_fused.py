@@ -84,12 +84,17 @@ class Fp8NormGemmFn(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, norm: Fp8Norm, *_: Tensor) -> Tensor:
+        y_TO = norm.gemm.fprop(*Fp8NormGemmFn.cast(ctx, x, norm), x.dtype)
+        return as_output(y_TO, x)
+
+    @staticmethod
+    def cast(ctx: Any, x: Tensor, norm: Fp8Norm, *_: Tensor) -> tuple[Tensor, Tensor]:
+        """As Fp8GemmFn.cast."""
         x_TH = x.flatten(0, -2)
         q_TH, *rest = norm.forward(x_TH)
-        y_TO = norm.gemm.fprop(q_TH, rest[0], x.dtype)
         ctx.save_for_backward(x_TH, norm.keep(q_TH), *rest)
         ctx.norm = norm
-        return as_output(y_TO, x)
+        return q_TH, rest[0]
 
     @staticmethod
     @once_differentiable
@@ -117,10 +122,10 @@ class Fp8NormSite:
         y: Tensor = Fp8NormGemmFn.apply(x, self.norm, *self.parameters)
         return y
 
-    def opaque(self, token: Tensor) -> OpaqueSite:
-        """The same for a compiled block."""
+    def opaque(self, token: Tensor, *, dropped: bool = False) -> OpaqueSite:
+        """The same for a compiled block, or for a part of one that keeps its input alone."""
         width = len(self.norm.gemm.linear.weight)
-        return OpaqueSite(Fp8NormGemmFn, (self.norm, *self.parameters), width, token)
+        return OpaqueSite(Fp8NormGemmFn, (self.norm, *self.parameters), width, token, again=dropped)
 
 
 class Fp8MlpFn(torch.autograd.Function):
@@ -128,15 +133,20 @@ class Fp8MlpFn(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, mlp: Fp8Mlp, *_: Tensor) -> Tensor:
+        y_TH = mlp.fc2.fprop(*Fp8MlpFn.cast(ctx, x, mlp), x.dtype)
+        return as_output(y_TH, x)
+
+    @staticmethod
+    def cast(ctx: Any, x: Tensor, mlp: Fp8Mlp, *_: Tensor) -> tuple[Tensor, Tensor]:
+        """As Fp8GemmFn.cast, for the last product."""
         x_TH = x.flatten(0, -2)
         q_TH, inverse_1, mean_T, rstd_T = mlp.norm.forward(x_TH)
         h_TX = mlp.fc1.fprop(q_TH, inverse_1, x.dtype)
         q_TF, inverse_2 = mlp.activate(h_TX)
-        y_TH = mlp.fc2.fprop(q_TF, inverse_2, x.dtype)
         kept = mlp.norm.keep(q_TH), None if mlp.rebuild else q_TF
         ctx.save_for_backward(x_TH, kept[0], inverse_1, mean_T, rstd_T, h_TX, kept[1], inverse_2)
         ctx.mlp = mlp
-        return as_output(y_TH, x)
+        return q_TF, inverse_2
 
     @staticmethod
     @once_differentiable
@@ -201,9 +211,10 @@ class Fp8Mlp:
         y: Tensor = Fp8MlpFn.apply(x, self, *self.parameters)
         return y
 
-    def opaque(self, token: Tensor) -> OpaqueSite:
-        """The same for a compiled block."""
-        return OpaqueSite(Fp8MlpFn, (self, *self.parameters), len(self.fc2.linear.weight), token)
+    def opaque(self, token: Tensor, *, dropped: bool) -> OpaqueSite:
+        """The same for a compiled block; `dropped`: it keeps its input alone."""
+        width = len(self.fc2.linear.weight)
+        return OpaqueSite(Fp8MlpFn, (self, *self.parameters), width, token, again=dropped)
 
 
 def _through(gemm: Fp8Gemm, dy: Operand, q_TI: Tensor, inverse: Tensor, dtype: torch.dtype) -> Tensor:

@@ -197,32 +197,45 @@ class Fp8Gemms:
         fused = {"norm", "activation"} <= self._fused
         if fused and isinstance(fc1, Fp8Gemm) and isinstance(fc2, Fp8Gemm):
             whole = Fp8Mlp(mlp.norm, fc1, fc2, mlp.activation.form, rebuilds)
-            mlp.whole = whole if self._token is None else whole.opaque(self._token)
-        mlp.fc1_site = self._after_norm(f"{name}.fc1", mlp.norm, mlp.fc1, rebuilds["layernorm"])
-        mlp.fc2_site = self._row(f"{name}.fc2", mlp.activation, mlp.fc2, rebuilds["activation"])
+            mlp.whole = whole if self._token is None else whole.opaque(self._token, dropped=mlp.dropped)
+        dropped = {"dropped": mlp.dropped}
+        mlp.fc1_site = self._after_norm(f"{name}.fc1", mlp.norm, mlp.fc1, rebuilds["layernorm"], **dropped)
+        mlp.fc2_site = self._row(f"{name}.fc2", mlp.activation, mlp.fc2, rebuilds["activation"], **dropped)
 
-    def _after_norm(self, name: str, norm: Norm, linear: Linear, rebuild: bool) -> Prologue:
+    def _after_norm(
+        self, name: str, norm: Norm, linear: Linear, rebuild: bool, *, dropped: bool = False
+    ) -> Prologue:
         gemm = self.gemms.get(name)
         if isinstance(gemm, Fp8Gemm) and "norm" in self._fused:
             site = Fp8NormSite(norm, gemm, rebuild=rebuild)
-            return site if self._token is None else site.opaque(self._token)
-        return self._column(name, norm, linear, rebuild)
+            return site if self._token is None else site.opaque(self._token, dropped=dropped)
+        return self._column(name, norm, linear, rebuild, dropped=dropped)
 
-    def _column(self, name: str, prologue: Prologue, linear: Linear, rebuild: bool) -> Prologue:
+    def _column(
+        self, name: str, prologue: Prologue, linear: Linear, rebuild: bool, **dropped: bool
+    ) -> Prologue:
         """The site of a GEMM of which tensor-parallel ranks hold some output features each."""
         gemm = self.gemms.get(name)
         if gemm is None:
             return Site(prologue, linear, rebuild=rebuild)
         before = prologue if self._tp.size == 1 else partial(_both, prologue, self._tp.enter)
-        return Fp8Site(before, gemm, fuse_wgrad=self._fuse_wgrad, rebuild=rebuild, token=self._token)
+        return self._site(before, gemm, rebuild, **dropped)
 
-    def _row(self, name: str, prologue: Prologue | None, linear: Linear, rebuild: bool) -> Prologue:
+    def _row(
+        self, name: str, prologue: Prologue | None, linear: Linear, rebuild: bool, **dropped: bool
+    ) -> Prologue:
         """The site of a GEMM of which tensor-parallel ranks hold some input features each."""
         gemm = self.gemms.get(name)
         if gemm is None:
             return Site(prologue, linear, rebuild=rebuild)
-        site = Fp8Site(prologue, gemm, fuse_wgrad=self._fuse_wgrad, rebuild=rebuild, token=self._token)
+        site = self._site(prologue, gemm, rebuild, **dropped)
         return site if self._tp.size == 1 else partial(_both, site, self._tp.leave)
+
+    def _site(
+        self, prologue: Prologue | None, gemm: SiteGemm, rebuild: bool, *, dropped: bool = False
+    ) -> Fp8Site:
+        how = {"fuse_wgrad": self._fuse_wgrad, "rebuild": rebuild, "dropped": dropped}
+        return Fp8Site(prologue, gemm, token=self._token, **how)
 
 
 def _both(first: Prologue, second: Prologue, x: Tensor) -> Tensor:

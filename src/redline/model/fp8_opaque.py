@@ -5,6 +5,9 @@ counted or not, a weight gradient is written or added. A graph for all layers an
 it holds an operator that runs the site's Function as eager code would, forward and backward: the same bits,
 and nothing is compiled twice. What the Function saves stays with the site until its backward asks for it, the
 newest first.
+
+Where recompute drops what is before the site, it keeps nothing: its backward is given the site's input, which
+the compiler makes again, and casts it again. That forward changes nothing, so the compiler may repeat it too.
 """
 
 from __future__ import annotations
@@ -24,6 +27,9 @@ _library = torch.library.Library("redline", "FRAGMENT")
 # Backward has none: autograd would find it changed by the sites between. Gradients order it.
 _library.define("fp8_site(Tensor x, Tensor number, Tensor(a!) token, int width, bool keep) -> Tensor")
 _library.define("fp8_site_bwd(Tensor dy, Tensor number, int width) -> Tensor")
+# Of a site that keeps nothing. A repeated cast raises amax to what it is already.
+_library.define("fp8_site_again(Tensor x, Tensor number, int width) -> Tensor")
+_library.define("fp8_site_again_bwd(Tensor dy, Tensor x, Tensor number) -> Tensor")
 
 
 class _Kept:
@@ -45,10 +51,13 @@ class OpaqueSite:
         rest: its arguments after x.
         width: of its output.
         token: any tensor on the device; one for all sites will do.
+        again: keep nothing but x, and have `function.cast` save the rest once the gradient has come.
     """
 
-    def __init__(self, function: Any, rest: tuple[Any, ...], width: int, token: Tensor) -> None:
-        self.function, self.rest, self.width, self.token = function, rest, width, token
+    def __init__(
+        self, function: Any, rest: tuple[Any, ...], width: int, token: Tensor, *, again: bool = False
+    ) -> None:
+        self.function, self.rest, self.width, self.token, self.again = function, rest, width, token, again
         self.parameters = tuple(each for each in rest if isinstance(each, Tensor))
         number = max(_sites, default=0) + 1
         self.number = torch.tensor(number)
@@ -58,14 +67,15 @@ class OpaqueSite:
     def __call__(self, x: Tensor) -> Tensor:
         if not torch.is_grad_enabled():
             y: Tensor = torch.ops.redline.fp8_site(x, self.number, self.token, self.width, False)
+        elif self.again:
+            y = AgainFn.apply(x, self.number, self.width, *self.parameters)
         else:
             y = OpaqueFn.apply(x, self.number, self.token, self.width, *self.parameters)
         return y
 
     def forward(self, x: Tensor, keep: bool) -> Tensor:
         """The Function's forward; with `keep` its backward will follow."""
-        wanted = (isinstance(each, Tensor) and each.requires_grad for each in self.rest)
-        kept = _Kept((True, *wanted))
+        kept = self._nothing_kept()
         y: Tensor = self.function.forward(kept, x, *self.rest)
         if keep:
             self._kept.append(kept)
@@ -75,6 +85,17 @@ class OpaqueSite:
         """The gradient of x, of the newest forward that was kept."""
         dx: Tensor = self.function.backward(self._kept.pop(), dy)[0]
         return dx
+
+    def backward_again(self, dy: Tensor, x: Tensor) -> Tensor:
+        """The gradient of x, of a forward of x that kept nothing."""
+        kept = self._nothing_kept()
+        self.function.cast(kept, x, *self.rest)
+        dx: Tensor = self.function.backward(kept, dy)[0]
+        return dx
+
+    def _nothing_kept(self) -> _Kept:
+        wanted = (isinstance(each, Tensor) and each.requires_grad for each in self.rest)
+        return _Kept((True, *wanted))
 
 
 class OpaqueFn(torch.autograd.Function):
@@ -95,6 +116,23 @@ class OpaqueFn(torch.autograd.Function):
         return dx, *(None,) * (len(ctx.needs_input_grad) - 1)
 
 
+class AgainFn(torch.autograd.Function):
+    """The operators that keep nothing. Saves x."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, number: Tensor, width: int, *parameters: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.number = number
+        y: Tensor = torch.ops.redline.fp8_site_again(x, number, width)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        dx = torch.ops.redline.fp8_site_again_bwd(dy, *ctx.saved_tensors, ctx.number)
+        return dx, *(None,) * (len(ctx.needs_input_grad) - 1)
+
+
 def _forward(x: Tensor, number: Tensor, token: Tensor, width: int, keep: bool) -> Tensor:
     return _sites[int(number)].forward(x, keep)
 
@@ -103,15 +141,31 @@ def _backward(dy: Tensor, number: Tensor, width: int) -> Tensor:
     return _sites[int(number)].backward(dy)
 
 
+def _forward_again(x: Tensor, number: Tensor, width: int) -> Tensor:
+    return _sites[int(number)].forward(x, keep=False)
+
+
+def _backward_again(dy: Tensor, x: Tensor, number: Tensor) -> Tensor:
+    return _sites[int(number)].backward_again(dy, x)
+
+
 def _as_wide(x: Tensor, width: int) -> Tensor:
     return x.new_empty((*x.shape[:-1], width))
 
 
 _library.impl("fp8_site", _forward, "CompositeExplicitAutograd")
 _library.impl("fp8_site_bwd", _backward, "CompositeExplicitAutograd")
+_library.impl("fp8_site_again", _forward_again, "CompositeExplicitAutograd")
+_library.impl("fp8_site_again_bwd", _backward_again, "CompositeExplicitAutograd")
 torch.library.register_fake(
     "redline::fp8_site", lambda x, number, token, width, keep: _as_wide(x, width), lib=_library
 )
 torch.library.register_fake(
     "redline::fp8_site_bwd", lambda dy, number, width: _as_wide(dy, width), lib=_library
+)
+torch.library.register_fake(
+    "redline::fp8_site_again", lambda x, number, width: _as_wide(x, width), lib=_library
+)
+torch.library.register_fake(
+    "redline::fp8_site_again_bwd", lambda dy, x, number: dy.new_empty(x.shape), lib=_library
 )

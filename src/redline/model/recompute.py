@@ -10,6 +10,10 @@ in backward. Their bits are equal, since every one of them has the result of the
 
 `rebuilt` keeps the input of a norm or an activation in place of its output, and makes the output anew when
 the GEMM that reads it asks for what it saved. Nothing else runs again, and no storage is resized.
+
+Inside a compiled block there is nobody to ask: forward and backward are one graph, which the compiler cuts in
+two. There both functions mark their operators, and the compiler drops what those make and repeats them in the
+backward graph, just before what reads them and as far as it is read.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.utils.checkpoint import checkpoint as marked
 
 from redline.comm.collectives import all_gather
 from redline.comm.groups import Group
@@ -74,9 +79,17 @@ def checkpoint(run: Callable[..., Tensor], *inputs: Tensor, spread: Group | None
     """
     if not torch.is_grad_enabled():
         return run(*inputs)
+    if torch.compiler.is_compiling():
+        return _repeated(run, *inputs)
     if not any(each.requires_grad for each in inputs):  # else the parameters inside would get no gradient
         inputs = (inputs[0].detach().requires_grad_(), *inputs[1:])
     y: Tensor = CheckpointFn.apply(run, spread, *inputs)
+    return y
+
+
+def _repeated(run: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+    """run(*inputs), its operators marked for the compiler: what they make is not kept but made again."""
+    y: Tensor = marked(run, *inputs, use_reentrant=False)
     return y
 
 
@@ -130,6 +143,8 @@ def rebuilt(make: Callable[[Tensor], Tensor], x: Tensor, use: Callable[[Tensor],
     """
     if not torch.is_grad_enabled():
         return use(make(x))
+    if torch.compiler.is_compiling():
+        return use(_repeated(make, x))
     again = _Again()
     made: Tensor = RebuiltFn.apply(make, x, again)
     source, place, size = x.detach(), made.data_ptr(), made.numel()

@@ -287,9 +287,13 @@ def _recompute(setup: Setup, rates: Rates, forward: Parts, gemms: list[_Gemm]) -
             split = setup.grid.tp if setup.sequence_parallel else 1
             parts.add("recompute", 2 * stream_s(rates, 2 * setup.tokens / split * 2 * setup.shape.hidden))
         if "mlp" in setup.recompute_modules:
-            again = sum(gemm_s(rates, gemm.tokens, gemm.n, gemm.k, dtype) for gemm in gemms[2:4])
-            parts.add("recompute", again + 0.5 * forward.seconds.get("elementwise", 0.0))
-            parts.add("recompute", 0.5 * forward.seconds.get("tp", 0.0))
+            # Backward needs no result of fc2, nor of what sends it; a compiler sees that and repeats neither.
+            again, sent = (
+                (gemms[2:3], 0.25 * setup.sequence_parallel) if setup.compiled else (gemms[2:4], 0.5)
+            )
+            products = sum(gemm_s(rates, gemm.tokens, gemm.n, gemm.k, dtype) for gemm in again)
+            parts.add("recompute", products + 0.5 * forward.seconds.get("elementwise", 0.0))
+            parts.add("recompute", sent * forward.seconds.get("tp", 0.0))
         if "moe" in setup.recompute_modules:
             parts.add("recompute", 0.6 * forward.total)
     return parts

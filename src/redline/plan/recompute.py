@@ -68,7 +68,7 @@ class RecomputeSearch:
     Attributes:
         budget_bytes: what the run may reserve.
         cost: of recomputing.
-        modules: that may be dropped; none of a compiled block.
+        modules: that may be dropped.
     """
 
     budget_bytes: int
@@ -145,7 +145,6 @@ def recompute_search(config: RunConfig, hardware: Hardware, cost: RecomputeCost)
     budget = round(config.recompute.memory_budget * hardware.memory_bytes)
     kept = BESIDE_RESIDUAL_NORM if config.kernels.fused_residual_rmsnorm else ()
     modules = tuple(each for each in MODULES if each not in kept)
-    modules = () if config.compile.use_torch_compile else modules
     return RecomputeSearch(budget_bytes=budget, cost=cost, modules=modules)
 
 

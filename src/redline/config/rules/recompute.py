@@ -37,21 +37,6 @@ def recompute_auto_or_stated(config: RunConfig) -> Broken:
 
 
 @rule(
-    "compiled-blocks-keep-their-modules",
-    "use_torch_compile",
-    "recompute_granularity",
-    why="a block is compiled as one graph, and dropping a module's tensors happens between operators.",
-)
-def compiled_blocks_keep_their_modules(config: RunConfig) -> Broken:
-    if not config.compile.use_torch_compile or config.recompute.recompute_granularity != "selective":
-        return None
-    return (
-        "--use-torch-compile does not go with --recompute-granularity selective.",
-        "recompute whole layers: --recompute-granularity full, or --recompute auto.",
-    )
-
-
-@rule(
     "residual-norm-keeps-its-block",
     "fused_residual_rmsnorm",
     "recompute_granularity",
@@ -181,6 +166,27 @@ def graphs_keep_what_they_save(config: RunConfig) -> Broken:
     return (
         f"--cuda-graph-impl local does not go with {other}.",
         "use --recompute-granularity selective, or keep one of them.",
+    )
+
+
+@rule(
+    "graphs-and-repeated-attention",
+    "cuda_graph_impl",
+    "use_torch_compile",
+    "recompute_modules",
+    "attention_backend",
+    why="a compiled block repeats PyTorch's attention kernels with a generator of its own, which a recorded "
+    "graph does not know.",
+)
+def graphs_and_repeated_attention(config: RunConfig) -> Broken:
+    r, recorded = config.recompute, config.compile.cuda_graph_impl == "local"
+    if not (recorded and config.compile.use_torch_compile and r.recompute_granularity == "selective"):
+        return None
+    if "core_attn" not in r.recompute_modules or config.attention.attention_backend in ("unfused", "local"):
+        return None
+    return (
+        "--cuda-graph-impl local and --use-torch-compile do not go with --recompute-modules core_attn.",
+        "leave core_attn out (only unfused attention keeps scores), or use --attention-backend unfused.",
     )
 
 
