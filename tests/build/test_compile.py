@@ -191,21 +191,19 @@ def test_modules_are_dropped_and_made_again(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("modules", [("core_attn", "layernorm", "activation"), ("mlp",)])
 @pytest.mark.parametrize("kind", ["gpt2", "qwen3"])
 def test_real_code_gives_the_same_bits_with_and_without(
-    kind: str,
-    modules: tuple[str, ...],
-    dtype: torch.dtype,
-    environment: Environment,
-    monkeypatch: pytest.MonkeyPatch,
+    kind: str, modules: tuple[str, ...], environment: Environment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The compiler itself, which joins what is repeated with what reads it."""
+    """The compiler itself, which joins what is repeated with what reads it.
+
+    In 16 bits it may leave out a rounding where it joins, so there the last bits of plain operations differ.
+    """
     if reason := compile.why_not("cpu"):
         pytest.skip(reason)
     shape = make_shape(kind, num_layers=LAYERS, **DROPS)
-    models = twins(shape, dtype, "cpu", None, selective(modules), "unfused")
+    models = twins(shape, torch.float32, "cpu", None, selective(modules), "unfused")
     batch = make_batch(shape)
     for model in models:
         torch._dynamo.reset()
