@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,16 +45,17 @@ class Run:
         return [record["loss"] for record in self.records("valid") if record["split"] == "valid"]
 
 
-@pytest.fixture(autouse=True)
-def small_mock_corpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """500 documents: the index of 100,000 in samples of 16 tokens is 200 MB, seconds of every run."""
-    monkeypatch.setattr("redline.data.samples.MOCK_DOCUMENTS", 500)
+@pytest.fixture(autouse=True, scope="module")
+def quick_start() -> Iterator[None]:
+    """What a start spends seconds on though no test looks at it; in time for the fixtures of a module.
 
-
-@pytest.fixture
-def no_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second of every run that no test of ranks looks at."""
-    monkeypatch.setattr("redline.run.opening.with_measured_peak", lambda hardware, dtype: hardware)
+    The index of 100,000 mock documents in samples of 16 tokens is 200 MB: 500 do. And the second in which
+    the peak of this machine is measured: any number below which the tiny model stays does, FLOP/s.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("redline.data.samples.MOCK_DOCUMENTS", 500)
+        patch.setattr("redline.hardware.measure.measure_gemm_peak", lambda *_: 1e12)
+        yield
 
 
 @pytest.fixture

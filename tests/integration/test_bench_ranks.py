@@ -18,8 +18,6 @@ from redline.plan.cost_rates import rates_of
 
 from .ranks import on_ranks
 
-pytestmark = pytest.mark.usefixtures("no_measuring")
-
 
 def test_collectives_over_two_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(comm.QUICK, "cpu", range(12, 15))

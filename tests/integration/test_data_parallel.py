@@ -24,7 +24,6 @@ from redline.step import evaluate
 from .ranks import merged, on_ranks, state_of
 from .tiny import opened, parsed, take_steps
 
-pytestmark = pytest.mark.usefixtures("no_measuring")
 STEPS = 10
 BASE = {
     "fp64": True, "micro_batch_size": 1, "global_batch_size": 8, "train_iters": STEPS, "eval_iters": 1,

@@ -31,7 +31,6 @@ from redline.step import train_step
 from .ranks import merged, on_ranks, state_of
 from .tiny import parsed, take_steps
 
-pytestmark = pytest.mark.usefixtures("no_measuring")
 BASE = {"fp64": True, "micro_batch_size": 1, "ddp_bucket_size": 3000, "eval_iters": 0, "train_iters": 20}
 SHARDED = {**BASE, "use_distributed_optimizer": True}
 LATE = {"overlap_grad_reduce": False, "overlap_param_gather": False}

@@ -12,7 +12,6 @@ import pytest
 
 from .layouts import LLAMA, Array, Seen, train_all
 
-pytestmark = pytest.mark.usefixtures("no_measuring")
 # Nothing is clipped, so that the first moment after the first step is (1 - beta1) times the gradient.
 # The model has no biases: the gradient of a bias of keys is nothing but rounding.
 MODEL = {

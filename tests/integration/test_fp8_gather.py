@@ -19,7 +19,6 @@ from redline.run import OpenRun, open_run
 from .ranks import merged, on_ranks, state_of
 from .tiny import Values, opened, parsed, take_steps, valid_loss
 
-pytestmark = pytest.mark.usefixtures("no_measuring")
 FP8 = {
     "fp8_format": "hybrid", "hidden_size": 32, "micro_batch_size": 1, "global_batch_size": 8,
     "train_iters": 4, "use_distributed_optimizer": True, "ddp_bucket_size": 3000, "clip_grad": 0.0,

@@ -22,7 +22,6 @@ from .ranks import merged, on_ranks
 from .test_data_parallel import BASE, SMALL, finished, on_one
 from .tiny import parsed
 
-pytestmark = pytest.mark.usefixtures("no_measuring")
 SWITCH = (False, True)
 
 

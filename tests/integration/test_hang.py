@@ -26,7 +26,6 @@ from redline.run.restart import restarted
 from .ranks import fork_ranks, on_ranks
 from .tiny import parsed
 
-pytestmark = pytest.mark.usefixtures("no_measuring")
 LIMIT_S = 4.0
 VALUES = {
     "fp64": True, "micro_batch_size": 1, "train_iters": 6, "save_interval": 1, "async_save": False,

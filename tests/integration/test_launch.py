@@ -151,7 +151,6 @@ SHARDED = {"use_distributed_optimizer": True, "ddp_bucket_size": 3000}
 LAYOUTS = [(2, {}, 1, {}), (2, SHARDED, 2, SHARDED), (2, SHARDED, 1, {}), (1, {}, 4, SHARDED)]
 
 
-@pytest.mark.usefixtures("no_measuring")
 @pytest.mark.parametrize(("ranks", "values", "other_ranks", "other_values"), LAYOUTS)
 def test_b103_b106_resumes_in_another_layout(
     ranks: int, values: dict[str, Any], other_ranks: int, other_values: dict[str, Any], tmp_path: Path
@@ -169,7 +168,6 @@ def test_b103_b106_resumes_in_another_layout(
     assert losses[1] == pytest.approx(losses[0], rel=1e-12)
 
 
-@pytest.mark.usefixtures("no_measuring")
 def test_a_checkpoint_of_shards_holds_the_bits_of_every_layout(tmp_path: Path) -> None:
     """Saved as shards, read whole; saved whole, read as shards, by tensor-parallel ranks too: the same."""
 

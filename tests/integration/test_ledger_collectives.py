@@ -22,8 +22,6 @@ from redline.run import open_run, train_opened
 from .ranks import on_ranks
 from .tiny import parsed
 
-pytestmark = pytest.mark.usefixtures("no_measuring")
-
 
 @dataclass(frozen=True)
 class Watched:

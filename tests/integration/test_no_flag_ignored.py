@@ -8,7 +8,7 @@ refused or built in, and every --no-x and --disable-x, are held to their word in
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -334,8 +334,8 @@ SINGLE_CHOICE = {name for name, option in ACTIVE.items() if len(option.obeyed_ch
 
 
 @pytest.fixture(scope="module")
-def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Token files, tokenizers and finished runs that options can name; and no measuring of the machine."""
+def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Token files, tokenizers and finished runs that options can name."""
     root = tmp_path_factory.mktemp("places")
     generator = np.random.default_rng(0)
     for name in ("a", "b"):
@@ -346,14 +346,11 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     save_tokenizer(tokenizer, root / "tokenizer.json")
     tokenizer.model.save(str(root))
     (root / "nothing").mkdir()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("redline.run.opening.with_measured_peak", lambda hardware, dtype: hardware)
-        patch.setattr("redline.data.samples.MOCK_DOCUMENTS", 500)  # as in every test
-        finished = {"train_iters": 3, "save_interval": 1, "keep_checkpoints": 10}
-        with observe.inside(root / "runs"):
-            observe.outcome({**finished, "save": str(root / "run")}, root / "cache")
-            observe.outcome({"normalization": "RMSNorm", "save": str(root / "rms")}, root / "cache")
-        yield root
+    finished = {"train_iters": 3, "save_interval": 1, "keep_checkpoints": 10}
+    with observe.inside(root / "runs"):
+        observe.outcome({**finished, "save": str(root / "run")}, root / "cache")
+        observe.outcome({"normalization": "RMSNorm", "save": str(root / "rms")}, root / "cache")
+    return root
 
 
 @pytest.fixture(scope="module")

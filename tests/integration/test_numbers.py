@@ -44,12 +44,6 @@ FP32, FP64 = 1e-6, 1e-10
 DEAD = "attention.k.bias"
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody reads the MFU here, so the machine's peak is not measured."""
-    monkeypatch.setattr("redline.run.opening.with_measured_peak", lambda hardware, dtype: hardware)
-
-
 @pytest.fixture
 def uneven(tmp_path: Path) -> dict[str, Any]:
     """Options for data whose samples differ in how many tokens count: masked ends of documents, padding."""

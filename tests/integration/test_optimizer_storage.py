@@ -18,7 +18,6 @@ from .ranks import on_ranks, state_of
 from .test_resume import weights
 from .tiny import Values, opened, parsed, take_steps
 
-pytestmark = pytest.mark.usefixtures("no_measuring")
 CODED = {
     "bf16": True, "use_precision_aware_optimizer": True, "exp_avg_dtype": "fp8", "exp_avg_sq_dtype": "fp8",
     "hidden_dropout": 0.0, "attention_dropout": 0.0,

@@ -19,7 +19,6 @@ from redline.step import train_step
 from .ranks import on_ranks
 from .tiny import parsed
 
-pytestmark = pytest.mark.usefixtures("no_measuring")
 SLOWER_S = 0.1
 SHARDED = {"use_distributed_optimizer": True, "ddp_bucket_size": 3000}
 TP = {"tensor_model_parallel_size": 2, "make_vocab_size_divisible_by": 2, "global_batch_size": 2}
