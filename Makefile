@@ -4,6 +4,8 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 ARGS   ?=
 TRITON := triton==3.6.0
+# Two processes, each with a thread and with half of the files, so that what a file sets up is set up once.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 .PHONY: run test test-long lint install dev docs clean
 
@@ -11,10 +13,10 @@ run: $(VENV)/.installed
 	$(BIN)/redline train $(ARGS)
 
 test: lint
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(PYTEST)
 
 test-long: lint
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m ""
+	$(PYTEST) -m ""
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check src tests benchmarks

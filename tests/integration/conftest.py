@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -82,6 +83,32 @@ def train(redline: Any, tmp_path: Path) -> Any:
         return Run(tmp_path / name, out)
 
     return call
+
+
+def against_the_clock(test: Callable[..., None]) -> Callable[..., None]:
+    """For a test that holds what is accounted against the clock: one of three attempts must agree.
+
+    A busy machine takes the processor away between two looks at the clock: now and then, where a fault would
+    show each time. Each attempt has its own folder, its own names of runs, and patches of its own.
+    """
+
+    @functools.wraps(test)
+    def attempts(**fixtures: Any) -> None:
+        for attempt in range(3):
+            given = dict(fixtures)
+            if "tmp_path" in given:
+                given["tmp_path"] = fixtures["tmp_path"] / f"attempt{attempt}"
+                given["tmp_path"].mkdir()
+            if "train" in given:
+                given["train"] = lambda name, flags, at=attempt: fixtures["train"](f"{name}{at}", flags)
+            try:
+                with pytest.MonkeyPatch.context() as patch:
+                    return test(**given | ({"monkeypatch": patch} if "monkeypatch" in given else {}))
+            except AssertionError:
+                if attempt == 2:
+                    raise
+
+    return attempts
 
 
 def content(folder: Path) -> dict[str, bytes | str]:

@@ -100,7 +100,7 @@ HEADS = {
 
 
 @pytest.mark.parametrize("name", HEADS)
-def test_a_head_in_fp8_beside_every_recipe(name: str, no_measuring: None, tmp_path: Path) -> None:
+def test_a_head_in_fp8_beside_every_recipe(name: str, tmp_path: Path) -> None:
     """From the same weights near a head in bf16, and not the same; recomputed layers leave every bit."""
     values = {**FP8, "micro_batch_size": 1, "train_iters": 2, **HEADS[name]}
     head = {**values, "fp8_output_proj": True}

@@ -20,6 +20,8 @@ import pytest
 from .conftest import TINY, Run
 
 START = f"train {TINY}".replace("--train-iters 6", "--train-iters 3")
+# Until it is stopped; should the tests be killed before, it ends by itself.
+ENDLESS = "--train-iters 100000 --exit-duration-in-mins 5"
 
 
 def start(folder: Path, *words: str, **options: Any) -> subprocess.Popen[str]:
@@ -64,7 +66,7 @@ def test_a_run_outlives_the_reader_of_both_streams(tmp_path: Path) -> None:
 
 def test_a_second_interrupt_ends_at_once(tmp_path: Path) -> None:
     """Without waiting for the step or the checkpoint, and the folder can be gone on with."""
-    words = START.replace("--train-iters 3", "--train-iters 100000")
+    words = START.replace("--train-iters 3", ENDLESS)
     process = start(tmp_path, *words.split(), "--save", "run")
     metrics = tmp_path / "run" / "metrics.jsonl"
     wait_for(lambda: metrics.exists() and metrics.stat().st_size > 0, process)
@@ -72,7 +74,7 @@ def test_a_second_interrupt_ends_at_once(tmp_path: Path) -> None:
     assert process.stderr is not None
     assert process.stderr.readline().startswith("SIGINT: finishing the step, then saving")
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=120)
     # Either the second one was in time, or the run had ended by then.
     assert (process.returncode, err) in ((130, "interrupted\n"), (0, ""))
 
@@ -86,7 +88,7 @@ def test_preparing_is_stopped(tmp_path: Path, number: int) -> None:
     process = start(tmp_path, *words.split())
     wait_for(lambda: any((tmp_path / "d").glob(".out*")), process)
     process.send_signal(number)
-    out, err = process.communicate(timeout=60)  # returns once no process holds the pipes any more
+    out, err = process.communicate(timeout=120)  # returns once no process holds the pipes any more
     assert process.returncode == 128 + number and "Traceback" not in err, err
     assert list((tmp_path / "d").iterdir()) == [] and out == ""
 
@@ -98,7 +100,7 @@ def test_workers_end_with_a_killed_parent(tmp_path: Path) -> None:
     process = start(tmp_path, *words.split())
     wait_for(lambda: any(path.stat().st_size for path in (tmp_path / "d").glob(".out*")), process)
     process.kill()
-    process.communicate(timeout=60)  # returns once no process holds the pipes any more
+    process.communicate(timeout=120)  # returns once no process holds the pipes any more
     assert not (tmp_path / "d" / "out_text_document.bin").exists()
 
 
@@ -108,14 +110,14 @@ def test_a_reader_that_has_read_enough(tmp_path: Path, words: str) -> None:
     os.close(reader)
     process = start(tmp_path, *words.split(), stdout=writer)
     os.close(writer)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=120)
     assert (process.returncode, err) == (0, "")
 
 
 def test_output_on_a_full_disk(tmp_path: Path) -> None:
     with open("/dev/full", "w") as full:
         process = start(tmp_path, "train", "--help", stdout=full)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=120)
     assert process.returncode == 1
     assert err.startswith("RedlineError: cannot use the output: No space left on device.") and "mend:" in err
 

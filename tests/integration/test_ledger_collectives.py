@@ -19,6 +19,7 @@ from redline.ledger import RankAccount, read_account
 from redline.optim.reduce import Bucket, GradReducer
 from redline.run import open_run, train_opened
 
+from .conftest import against_the_clock
 from .ranks import on_ranks
 from .tiny import parsed
 
@@ -98,6 +99,7 @@ def most_idle(found: Watched) -> str:
     return max(idle, key=lambda loss: loss.ms).key
 
 
+@against_the_clock
 def test_blocking_collectives_are_named_with_their_time(tmp_path: Path) -> None:
     hidden = watched(tmp_path / "hidden", 0.25, 0.35)
     blocking = watched(tmp_path / "blocking", 0.25, 0.35, overlap_grad_reduce=False)
@@ -106,6 +108,7 @@ def test_blocking_collectives_are_named_with_their_time(tmp_path: Path) -> None:
     assert blocking.collectives_ms == pytest.approx(blocking.waited_ms, rel=0.1)
 
 
+@against_the_clock
 def test_tiny_buckets_are_named_with_their_time(tmp_path: Path) -> None:
     whole = watched(tmp_path / "whole", 0.03, overlap_grad_reduce=False)
     tiny = watched(tmp_path / "tiny", 0.03, overlap_grad_reduce=False, ddp_bucket_size=100)

@@ -16,6 +16,7 @@ import torch
 from safetensors import safe_open
 
 from .conftest import TINY, Run
+from .test_interrupted import ENDLESS
 
 VARIANTS = {
     "plain": "",
@@ -194,7 +195,7 @@ def test_checkpoint_of_another_model_is_refused(train: Any, redline: Any) -> Non
 def test_signal_saves_and_exits(tmp_path: Path, signal_number: int) -> None:
     """SIGTERM and SIGINT end the run after the running step with a checkpoint and exit code 0."""
     folder = tmp_path / "run"
-    words = TINY.replace("--train-iters 6", "--train-iters 100000")
+    words = TINY.replace("--train-iters 6", ENDLESS)
     process = subprocess.Popen(
         [sys.executable, "-m", "redline", "train", *words.split(), "--save", str(folder)],
         stdout=subprocess.PIPE,
@@ -207,7 +208,7 @@ def test_signal_saves_and_exits(tmp_path: Path, signal_number: int) -> None:
         assert process.poll() is None and time.monotonic() < deadline, process.communicate()
         time.sleep(0.05)
     process.send_signal(signal_number)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     steps = json.loads((folder / "summary.json").read_text())["steps"]
     assert (folder / "checkpoints" / f"iter_{steps:07d}" / "values.json").exists()

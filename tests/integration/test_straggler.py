@@ -16,6 +16,7 @@ from redline.data import Microbatch, Source
 from redline.run import open_run, train_opened
 from redline.step import train_step
 
+from .conftest import against_the_clock
 from .ranks import on_ranks
 from .tiny import parsed
 
@@ -62,6 +63,7 @@ def run_with_slow_rank(where: str, slow: int, folder: Path, values: dict[str, An
         ("forward", 1, TP | {"sequence_parallel": True}),
     ],
 )
+@against_the_clock
 def test_the_slow_rank_is_named(where: str, slow: int, values: dict[str, Any], tmp_path: Path) -> None:
     """Of two microbatches a step: what holds the rank up, at least; the other's wait is not its own."""
     said = [line for line in run_with_slow_rank(where, slow, tmp_path, values) if "slowest" in line]
@@ -78,6 +80,7 @@ def test_the_slow_rank_is_named(where: str, slow: int, values: dict[str, Any], t
     assert summary["step"] == 8
 
 
+@against_the_clock
 def test_a_wait_for_others_is_no_work() -> None:
     pace = Pace(torch.device("cpu"))
     assert pace.worked_s() == 0
