@@ -75,7 +75,7 @@ ADAM = {
 SWITCHES = ("MAIN", "REMAINDER", "FIRST_CODED", "SECOND_CODED", "NOISY", "FACTOR", "SKIPPABLE", "SEGMENTED")
 FP8_STATE = {"scale": "fp32", "amax": "fp32"}
 FP8_ROW = {"BLOCK_ROWS": 1, "BLOCK_COLS": 4096}
-FP8_GATE = {"KIND": "silu", "GATED": True, "LIMIT": None, "SHIFT": 0.0, "HAS_BIAS": False}
+FP8_GATE = {"KIND": "silu", "GATED": True, "LIMIT": None, "SHIFT": 0.0}
 FP8_GATE |= {"BLOCK_ROWS": 4, "BLOCK_COLS": 1024}
 
 KERNELS = (
@@ -118,12 +118,12 @@ KERNELS = (
     Kernel(
         "gated_triton:_gated_fwd_kernel",
         {"x": "bf16", "y": "bf16"},
-        TILE | {"KIND": "silu", "HAS_BIAS": False, "CLAMP": True},
+        TILE | {"KIND": "silu", "CLAMP": True},
     ),
     Kernel(
         "gated_triton:_gated_bwd_kernel",
         STRIP,
-        TILE | {"KIND": "tanh", "HAS_BIAS": True, "CLAMP": False, "NUM_STAGES": 3},
+        TILE | {"KIND": "tanh", "CLAMP": False, "NUM_STAGES": 3},
     ),
     Kernel(
         "ungated_triton:_ungated_fwd_kernel",
@@ -192,7 +192,7 @@ KERNELS = (
     Kernel(
         "fp8.kernel:_norm_cast_kernel",
         {"x": "bf16", "weight": "bf16", "q": "fp8e4nv", "rstd": "fp32"} | FP8_STATE,
-        {"LAYER": False, "HAS_BIAS": False, "ZERO_CENTERED": False, "MAX": 448.0} | FP8_ROW,
+        {"LAYER": False, "ZERO_CENTERED": False, "MAX": 448.0} | FP8_ROW,
         8,
     ),
     Kernel(
@@ -211,7 +211,7 @@ KERNELS = (
         "fp8.kernel:_activation_cast_bwd_kernel",
         {"dy": "bf16", "x": "bf16", "bias": "bf16", "q": "fp8e5", "partial": "fp32"} | FP8_STATE,
         FP8_GATE
-        | {"KIND": "quick", "LIMIT": 7.0, "SHIFT": 1.0, "HAS_BIAS": True, "MAX": 0.0}
+        | {"KIND": "quick", "LIMIT": 7.0, "SHIFT": 1.0, "MAX": 0.0}
         | {"BLOCK_ROWS": 1, "BLOCK_COLS": 2048},
     ),
     Kernel(

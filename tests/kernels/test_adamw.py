@@ -20,7 +20,7 @@ from redline.kernels.adamw import (
     split_main,
     supports,
 )
-from redline.kernels.common import choose
+from redline.kernels.common import use_triton
 
 FP32, BF16, FP16, CODES = torch.float32, torch.bfloat16, torch.float16, torch.uint8
 STORAGE = (  # param, main ("remainder" beside bf16), gradient, moments
@@ -89,7 +89,7 @@ def test_step_matches_float64(device, size, storage, step, factor, cut):
     segments = make_segments(starts, groups, size, device) if size else None
     hyper = adamw_hyper(step=step, lr=[1e-2, 1e-3], weight_decay=[0.1, 0.0], **BETAS, device=device)
     scale = None if factor is None else torch.tensor(factor, device=device)
-    assert choose("adamw", "auto", supports(state)).ran == "triton"
+    assert use_triton("adamw", "auto", supports(state))
     fused, plain = clone(state), clone(state)
     adamw_(fused, hyper, segments, grad_factor=scale)
     adamw_(plain, hyper, segments, grad_factor=scale, impl="reference")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kernel_accuracy import assert_no_worse
 
 from redline.errors import ConfigError, RedlineError, ShapeError
-from redline.kernels.common import choose
+from redline.kernels.common import use_triton
 from redline.kernels.cross_entropy import LossSpec, VocabShard, bench, cross_entropy, supports
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter is NumPy
@@ -73,7 +73,7 @@ def test_loss_and_gradient_match_float64(
     spec = LossSpec(vocab_size=vocab, label_smoothing=smoothing, z_loss=z_loss)
     weights = weights if weighted else None
     upstream = torch.linspace(0.5, 2.0, tokens, device=device)
-    assert choose("cross_entropy", "auto", supports(logits)).ran == "triton"
+    assert use_triton("cross_entropy", "auto", supports(logits))
     loss, grad = ours(logits, labels, spec, weights, upstream, inplace_grad=inplace)
     plain_loss, plain_grad = ours(logits, labels, spec, weights, upstream, impl="reference")
     true_loss, true_grad = exact(logits, labels, spec, weights, upstream)

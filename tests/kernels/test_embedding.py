@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from kernel_accuracy import assert_no_worse
 
 from redline.errors import ConfigError, ShapeError
-from redline.kernels.common import choose
+from redline.kernels.common import use_triton
 from redline.kernels.embedding import Positions, bench, embedding, supports
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -42,7 +42,7 @@ def test_lookup_is_exact_and_gradient_matches_float64(
     """Runs of equal ids up to 40 long; main_grad is added to, rows of the padding untouched."""
     rows = vocab + padding
     tokens, weight, dout = draw(shape, vocab, rows, hidden, dtype, device)
-    assert choose("embedding", "auto", supports(weight)).ran == "triton"
+    assert use_triton("embedding", "auto", supports(weight))
     results = []
     for impl in ("triton", "reference"):
         leaf = weight.clone().requires_grad_()

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from redline.errors import ConfigError, ShapeError
-from redline.kernels.common import choose
+from redline.kernels.common import use_triton
 from redline.kernels.grad_norm import bench, grad_statistics, supports
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter is NumPy
@@ -34,7 +34,7 @@ def test_statistics_match_float64(device, sizes, dtype, bad, zeros):
         expected_zeros -= int(grads[poisoned][i] == 0)
         grads[poisoned][i] = value
     grads = [grad.to(device) for grad in grads]
-    assert choose("grad_norm", "auto", supports(grads)).ran == "triton"
+    assert use_triton("grad_norm", "auto", supports(grads))
     for impl in ("triton", "reference"):
         squares, nonfinite, nonzero = grad_statistics(grads, impl=impl).tolist()
         assert nonfinite == bad

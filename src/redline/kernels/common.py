@@ -17,7 +17,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from redline.choice import Choice
 from redline.errors import ConfigError, ShapeError
 
 Impl = Literal["auto", "triton", "reference"]
@@ -116,13 +115,6 @@ def use_triton(op: str, impl: Impl, reason: str | None) -> bool:
     return True
 
 
-def choose(op: str, impl: Impl, reason: str | None) -> Choice:
-    """The record of `use_triton`: what ran and why."""
-    ran = "triton" if use_triton(op, impl, reason) else "reference"
-    why = "asked for by name" if impl != "auto" else reason or "the fused kernel takes these tensors"
-    return Choice(op, impl, ran, why)
-
-
 def require(ok: bool, what: str, why: str = "", mend: str = "") -> None:
     """Raise ShapeError unless `ok`. Messages with values are built by the caller only where that is cheap."""
     if not ok:
@@ -131,8 +123,12 @@ def require(ok: bool, what: str, why: str = "", mend: str = "") -> None:
 
 def as_rows(x: Tensor) -> Tensor:
     """[..., C] -> [rows, C] with unit stride in C: a view where the strides allow one, else a copy."""
-    rows = x if x.dim() == 2 else x.reshape(x.numel() // x.shape[-1], x.shape[-1])
-    return rows if rows.stride(1) == 1 else rows.contiguous()
+    return unit_stride(x if x.dim() == 2 else x.reshape(x.numel() // x.shape[-1], x.shape[-1]))
+
+
+def unit_stride(x: Tensor) -> Tensor:
+    """x with unit stride in its last dim: x itself where it has one, else a copy."""
+    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def contiguous_like(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:

@@ -29,12 +29,12 @@ from redline.kernels.triton_common import (
 
 
 @triton.jit
-def _load_gate_up(x_ptr, bias_ptr, row, col, mask, cols, x_stride, HAS_BIAS: tl.constexpr):
+def _load_gate_up(x_ptr, bias_ptr, row, col, mask, cols, x_stride):
     """[gate | up] + bias in fp32 at rows `row`, columns `col` of F = cols."""
     offset = (row * x_stride)[:, None] + col[None, :]
     gate = tl.load(x_ptr + offset, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(x_ptr + cols + offset, mask=mask, other=0.0).to(tl.float32)
-    if HAS_BIAS:
+    if bias_ptr is not None:
         gate += tl.load(bias_ptr + col, mask=col < cols, other=0.0).to(tl.float32)[None, :]
         up += tl.load(bias_ptr + cols + col, mask=col < cols, other=0.0).to(tl.float32)[None, :]
     return gate, up
@@ -44,7 +44,7 @@ def _load_gate_up(x_ptr, bias_ptr, row, col, mask, cols, x_stride, HAS_BIAS: tl.
 @triton.jit
 def _gated_fwd_kernel(
     x_ptr, bias_ptr, y_ptr, rows, cols, x_stride, limit, shift,
-    KIND: tl.constexpr, HAS_BIAS: tl.constexpr, CLAMP: tl.constexpr,
+    KIND: tl.constexpr, CLAMP: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
 ):  # fmt: skip
     strips = tl.cdiv(cols, BLOCK_COLS)
@@ -52,7 +52,7 @@ def _gated_fwd_kernel(
     row = (program // strips).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     col = (program % strips) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
     mask = (row < rows)[:, None] & (col < cols)[None, :]
-    gate, up = _load_gate_up(x_ptr, bias_ptr, row, col, mask, cols, x_stride, HAS_BIAS)
+    gate, up = _load_gate_up(x_ptr, bias_ptr, row, col, mask, cols, x_stride)
     if CLAMP:
         gate, up = at_most(gate, limit), within(up, limit)
     y = activate(gate, KIND) * (up + shift)
@@ -63,7 +63,7 @@ def _gated_fwd_kernel(
 @triton.jit
 def _gated_bwd_kernel(
     dy_ptr, x_ptr, bias_ptr, dx_ptr, partial_ptr, rows, cols, dy_stride, x_stride, limit, shift, splits,
-    KIND: tl.constexpr, HAS_BIAS: tl.constexpr, CLAMP: tl.constexpr,
+    KIND: tl.constexpr, CLAMP: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr, NUM_STAGES: tl.constexpr,
 ):  # fmt: skip
     strips = tl.cdiv(cols, BLOCK_COLS)
@@ -74,7 +74,7 @@ def _gated_bwd_kernel(
     for start in tl.range(split * BLOCK_ROWS, rows, splits * BLOCK_ROWS, num_stages=NUM_STAGES):
         row = start + tl.arange(0, BLOCK_ROWS).to(tl.int64)
         mask = (row < rows)[:, None] & (col < cols)[None, :]
-        gate, up = _load_gate_up(x_ptr, bias_ptr, row, col, mask, cols, x_stride, HAS_BIAS)
+        gate, up = _load_gate_up(x_ptr, bias_ptr, row, col, mask, cols, x_stride)
         dy = tl.load(dy_ptr + (row * dy_stride)[:, None] + col[None, :], mask=mask, other=0.0).to(tl.float32)
         gate_grad, up_grad = dy, dy
         if CLAMP:
@@ -87,10 +87,10 @@ def _gated_bwd_kernel(
         target = dx_ptr + (row * (2 * cols))[:, None] + col[None, :]
         tl.store(target, dgate.to(dx_ptr.dtype.element_ty), mask=mask)
         tl.store(target + cols, dup.to(dx_ptr.dtype.element_ty), mask=mask)
-        if HAS_BIAS:
+        if bias_ptr is not None:
             dgate_sum += dgate
             dup_sum += dup
-    if HAS_BIAS:
+    if bias_ptr is not None:
         target = partial_ptr + split.to(tl.int64) * (2 * cols) + col
         tl.store(target, tl.sum(dgate_sum, axis=0), mask=col < cols)
         tl.store(target + cols, tl.sum(dup_sum, axis=0), mask=col < cols)
@@ -108,7 +108,7 @@ def gated_forward(x: Tensor, bias: Tensor | None, kind: str, clamp: float | None
     with on_device_of(x):
         _gated_fwd_kernel[grid](
             x_rows, bias, y, rows, cols, x_rows.stride(0), clamp or 0.0, offset,
-            kind, bias is not None, clamp is not None, config.block_rows, config.block_cols,
+            kind, clamp is not None, config.block_rows, config.block_cols,
             num_warps=config.num_warps,
         )  # fmt: skip
     return y
@@ -138,10 +138,10 @@ def gated_backward(
     with on_device_of(x):
         _gated_bwd_kernel[(strips * splits,)](
             dy_rows, x_rows, bias, dx, partial, rows, cols, dy_rows.stride(0), x_rows.stride(0),
-            clamp or 0.0, offset, splits, kind, bias is not None, clamp is not None,
+            clamp or 0.0, offset, splits, kind, clamp is not None,
             config.block_rows, config.block_cols, 3 if partial is not None else 1,  # a strip prefetches
             num_warps=config.num_warps,
         )  # fmt: skip
         if partial is not None:
-            column_sums(Sum(partial, dbias if main_grad is None else main_grad, main_grad is not None))
+            column_sums(Sum.of(partial, dbias, main_grad))
     return dx, dbias

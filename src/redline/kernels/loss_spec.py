@@ -73,6 +73,11 @@ class LossSpec:
         return self.label_smoothing / max(self.vocab_size - 1, 1)
 
 
+def takes_part(labels_T: Tensor, weights_T: Tensor | None) -> Tensor:
+    """Which tokens have a loss: bool [T]."""
+    return labels_T >= 0 if weights_T is None else (labels_T >= 0) & (weights_T != 0)
+
+
 def add_z_part(total: Tensor | None, lse_T: Tensor, weights_T: Tensor | None, z_loss: float) -> None:
     """Add what the z-loss makes of the tokens' weighted losses to `total`, where somebody wants it.
 

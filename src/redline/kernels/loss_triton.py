@@ -20,7 +20,7 @@ import torch
 import triton
 import triton.language as tl
 
-from redline.kernels.common import next_power_of_2
+from redline.kernels.common import ceil_div, next_power_of_2
 from redline.kernels.triton_common import LOG2_E
 
 
@@ -32,15 +32,11 @@ class RowTiles:
     width: int
     num_warps: int
 
-    @property
-    def columns(self) -> int:
-        return self.lanes * self.width
-
 
 def row_tiles(num_columns: int, dtype: torch.dtype, max_warps: int) -> RowTiles:
     """16 bytes a load, four loads in flight a thread, and no more warps than the row can feed."""
     width = 16 // dtype.itemsize
-    lanes = min(next_power_of_2(-(-num_columns // width)), max_warps * 32 * 4)
+    lanes = min(next_power_of_2(ceil_div(num_columns, width)), max_warps * 32 * 4)
     return RowTiles(lanes, width, max(1, min(max_warps, lanes // 128)))
 
 

@@ -31,7 +31,7 @@ from redline.kernels.common import (
     on_device_of,
 )
 from redline.kernels.launch import launchable
-from redline.kernels.triton_common import Sum, column_sums
+from redline.kernels.triton_common import Sum, column_sums, whole_rows
 
 PREFETCH_COLS = 8192  # 16 elements a thread of 16 warps; wider rows leave no registers for the next one
 MAX_REGISTERS = 128  # of a thread, so that the 16 warps that an SM is planned to hold do fit
@@ -97,13 +97,6 @@ def _norm_fwd_kernel(
 
 
 @triton.jit
-def _fetch(ptr, row, stride, col, rows, cols):
-    """Rows `row` in their own dtype, 0 where there is none."""
-    mask = (row < rows)[:, None] & (col < cols)
-    return tl.load(ptr + (row * stride)[:, None] + col, mask=mask, other=0.0)
-
-
-@triton.jit
 def _statistic(ptr, row, rows):
     return tl.load(ptr + row, mask=row < rows, other=0.0)[:, None]
 
@@ -124,29 +117,29 @@ def _norm_bwd_kernel(
     dbias = tl.zeros([BLOCK_ROWS, BLOCK_COLS], tl.float32)
     if PREFETCH:
         weight = tl.load(weight_ptr + col, mask=col < cols, other=0.0).to(tl.float32)
-        next_x = _fetch(x_ptr, row, x_stride, col, rows, cols)
-        next_dy = _fetch(dy_ptr, row, dy_stride, col, rows, cols)
+        next_x = whole_rows(x_ptr, row, x_stride, col, rows, cols)
+        next_dy = whole_rows(dy_ptr, row, dy_stride, col, rows, cols)
         next_rstd = _statistic(rstd_ptr, row, rows)
         if mean_ptr is not None:
             next_mean = _statistic(mean_ptr, row, rows)
         if dsum_ptr is not None:
-            next_dsum = _fetch(dsum_ptr, row, dsum_stride, col, rows, cols)
+            next_dsum = whole_rows(dsum_ptr, row, dsum_stride, col, rows, cols)
     for _ in range(program * BLOCK_ROWS, rows, step):
         if PREFETCH:
             x, dy, rstd = next_x, next_dy, next_rstd
             ahead = row + step
-            next_x = _fetch(x_ptr, ahead, x_stride, col, rows, cols)
-            next_dy = _fetch(dy_ptr, ahead, dy_stride, col, rows, cols)
+            next_x = whole_rows(x_ptr, ahead, x_stride, col, rows, cols)
+            next_dy = whole_rows(dy_ptr, ahead, dy_stride, col, rows, cols)
             next_rstd = _statistic(rstd_ptr, ahead, rows)
             if mean_ptr is not None:
                 mean = next_mean
                 next_mean = _statistic(mean_ptr, ahead, rows)
             if dsum_ptr is not None:
                 dsum = next_dsum
-                next_dsum = _fetch(dsum_ptr, ahead, dsum_stride, col, rows, cols)
+                next_dsum = whole_rows(dsum_ptr, ahead, dsum_stride, col, rows, cols)
         else:
-            x = _fetch(x_ptr, row, x_stride, col, rows, cols)
-            dy = _fetch(dy_ptr, row, dy_stride, col, rows, cols)
+            x = whole_rows(x_ptr, row, x_stride, col, rows, cols)
+            dy = whole_rows(dy_ptr, row, dy_stride, col, rows, cols)
             rstd = _statistic(rstd_ptr, row, rows)
             if mean_ptr is not None:
                 mean = _statistic(mean_ptr, row, rows)
@@ -166,7 +159,7 @@ def _norm_bwd_kernel(
         dx = rstd * (dx - x_hat * along)
         if dsum_ptr is not None:
             if not PREFETCH:
-                dsum = _fetch(dsum_ptr, row, dsum_stride, col, rows, cols)
+                dsum = whole_rows(dsum_ptr, row, dsum_stride, col, rows, cols)
             dx += dsum.to(tl.float32)
         tl.store(dx_ptr + (row * cols)[:, None] + col, dx.to(dx_ptr.dtype.element_ty), mask=mask)
         row += step

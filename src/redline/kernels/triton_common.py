@@ -93,6 +93,13 @@ def activate_and_slope(x, KIND: tl.constexpr):
 
 
 @triton.jit
+def whole_rows(ptr, row, stride, col, rows, cols):
+    """Rows `row` [R] of all columns `col` [1, C] in their own dtype, 0 where there are none."""
+    mask = (row < rows)[:, None] & (col < cols)
+    return tl.load(ptr + (row * stride)[:, None] + col, mask=mask, other=0.0)
+
+
+@triton.jit
 def at_most(x, limit):
     """x, but no more than a limit that is not None. A comparison keeps a NaN, which a minimum would hide."""
     if limit is not None:
@@ -150,6 +157,11 @@ class Sum(NamedTuple):
     partial: Tensor
     out: Tensor
     accumulate: bool
+
+    @classmethod
+    def of(cls, partial: Tensor, grad: Tensor, main_grad: Tensor | None) -> Sum:
+        """Into `grad`, or added to main_grad where there is one."""
+        return cls(partial, grad, False) if main_grad is None else cls(partial, main_grad, True)
 
 
 def column_sums(first: Sum, second: Sum | None = None) -> None:

@@ -103,5 +103,5 @@ def ungated_backward(
             num_warps=config.num_warps,
         )  # fmt: skip
         if partial is not None:
-            column_sums(Sum(partial, dbias if main_grad is None else main_grad, main_grad is not None))
+            column_sums(Sum.of(partial, dbias, main_grad))
     return dx, dbias

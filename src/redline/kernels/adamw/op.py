@@ -40,6 +40,7 @@ __all__ = [
     "join_main",
     "make_segments",
     "split_main",
+    "supports",
 ]
 
 
@@ -104,8 +105,7 @@ def supports(state: FlatState) -> str | None:
             continue
         if tensor.dtype not in FUSED_DTYPES:
             return f"no fused kernel for {tensor.dtype} (bf16, fp16 and fp32 have one)"
-    reason: str | None = why_not_on(state.param.device.type)
-    return reason
+    return why_not_on(state.param.device.type)
 
 
 def adamw_(

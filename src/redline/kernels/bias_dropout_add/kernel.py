@@ -152,8 +152,11 @@ def backward(
     dy: Tensor, bias: Tensor | None, main_grad: Tensor | None, probability: float, key: Tensor | None,
     iteration: Tensor | None, sample_index: Tensor | None, positions: Tensor | None, x_dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """(dx [S, B, H], dbias [H]). dx is empty where nothing is dropped (it is dy then), dbias without a bias
-    and where it was added to main_grad."""
+    """(dx [S, B, H], dbias [H]).
+
+    dx is empty where nothing is dropped (it is dy then), dbias without a bias, and where it was added to
+    main_grad.
+    """
     dx = dy.new_empty(0, dtype=x_dtype) if key is None else contiguous_like(dy, x_dtype)
     _, batch, cols = dy.shape
     dbias = (dy if bias is None else bias).new_empty(cols if bias is not None and main_grad is None else 0)
@@ -174,5 +177,5 @@ def backward(
             config.block_rows, config.block_cols, num_warps=config.num_warps,
         )  # fmt: skip
         if partial is not None:
-            column_sums(Sum(partial, dbias if main_grad is None else main_grad, main_grad is not None))
+            column_sums(Sum.of(partial, dbias, main_grad))
     return dx, dbias

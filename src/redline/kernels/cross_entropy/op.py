@@ -28,7 +28,7 @@ from redline.kernels.cross_entropy.reference import (
     gradient_reference,
     statistics_reference,
 )
-from redline.kernels.loss_spec import LossSpec, add_z_part
+from redline.kernels.loss_spec import LossSpec, add_z_part, takes_part
 
 AllReduce = Callable[[Tensor, Literal["max", "sum"]], Tensor]
 
@@ -241,7 +241,7 @@ def combine_shards(
     peak_T = torch.where(peak_T.isneginf(), 0.0, peak_T)
     stats_4T[1] *= (local_peak_T - peak_T).exp()
     total_T, label_logit_T, sum_T = all_reduce(stats_4T[1:].contiguous(), "sum").unbind(0)
-    active_T = labels_T >= 0 if weights_T is None else (labels_T >= 0) & (weights_T != 0)
+    active_T = takes_part(labels_T, weights_T)
     lse_T = torch.where(active_T, peak_T + total_T.log(), 0.0)
     loss_T = (
         lse_T + spec.z_loss * lse_T.square() - spec.label_share * label_logit_T - spec.other_share * sum_T

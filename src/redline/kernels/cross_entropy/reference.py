@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from redline.kernels.common import compute_dtype
-from redline.kernels.loss_spec import LossSpec, add_z_part
+from redline.kernels.loss_spec import LossSpec, add_z_part, takes_part
 
 
 def cross_entropy_reference(
@@ -20,9 +20,7 @@ def cross_entropy_reference(
 
     The z-loss part of them is added to `z_total`, where there is one.
     """
-    active_T = labels_T >= 0
-    if weights_T is not None:
-        active_T = active_T & (weights_T != 0)
+    active_T = takes_part(labels_T, weights_T)
     x_TV = logits_TV[:, : spec.vocab_size].to(compute_dtype(logits_TV))  # the padding is cut off
     x_TV = torch.where(active_T[:, None], x_TV, 0.0)  # a NaN of an ignored token stops here, both ways
     label_T = torch.where(active_T, labels_T, 0)
@@ -44,7 +42,7 @@ def statistics_reference(
 ) -> Tensor:
     """[4, T] of one shard: max, sum of exp(x - max), label logit (0 if elsewhere), sum of logits."""
     columns = logits_TV.shape[1]
-    num_local = min(max(spec.vocab_size - vocab_start, 0), columns)
+    num_local = spec.columns_of(vocab_start, columns)
     x_TV = logits_TV[:, :num_local].to(compute_dtype(logits_TV))
     if num_local == 0:
         x_TV = x_TV.new_full((len(labels_T), 1), -torch.inf)
@@ -57,7 +55,7 @@ def statistics_reference(
     label_logit_T = torch.where(labels_T < spec.vocab_size, label_logit_T, torch.nan)
     sum_T = x_TV.sum(1) if spec.other_share and num_local else torch.zeros_like(peak_T)
     stats_4T = torch.stack((peak_T, total_T, label_logit_T, sum_T))
-    active_T = labels_T >= 0 if weights_T is None else (labels_T >= 0) & (weights_T != 0)
+    active_T = takes_part(labels_T, weights_T)
     return torch.where(active_T, stats_4T, 0.0)
 
 
@@ -67,7 +65,7 @@ def gradient_reference(
 ) -> Tensor:  # fmt: skip
     """The gradient of one shard's logits, in their dtype."""
     columns = torch.arange(vocab_start, vocab_start + logits_TV.shape[1], device=logits_TV.device)
-    active_T = labels_T >= 0 if weights_T is None else (labels_T >= 0) & (weights_T != 0)
+    active_T = takes_part(labels_T, weights_T)
     scale_T = upstream_T if weights_T is None else upstream_T * weights_T
     grad_TV = (logits_TV.to(compute_dtype(logits_TV)) - lse_T[:, None]).exp()
     grad_TV = grad_TV * (1.0 + 2.0 * spec.z_loss * lse_T)[:, None] - spec.other_share

@@ -41,8 +41,7 @@ class Positions:
 
 def supports(weight_VH: Tensor, positions: Positions | None = None) -> str | None:
     """Why the kernels cannot look up in this weight, or None."""
-    reason: str | None = why_not(weight_VH, None if positions is None else positions.weight)
-    return reason
+    return why_not(weight_VH, None if positions is None else positions.weight)
 
 
 def embedding(

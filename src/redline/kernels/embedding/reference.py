@@ -25,7 +25,11 @@ def embedding_reference(
     vocab_start: int = 0,
     vocab_size: int | None = None,
 ) -> Tensor:
-    """Word embedding, plus the position's where one is given; in the weight's dtype."""
+    """Word embedding, plus the position's where one is given.
+
+    Shapes: tokens and positions of any one shape, weights [V, H] and [P, H] -> [*tokens.shape, H] in the
+    weight's dtype. `lookup_reference` says what ids outside give.
+    """
     vocab_size = weight_VH.shape[0] if vocab_size is None else vocab_size
     words = lookup_reference(tokens, weight_VH, vocab_start, vocab_size)
     if positions is None or position_weight_PH is None:

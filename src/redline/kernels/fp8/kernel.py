@@ -27,6 +27,7 @@ from redline.kernels.triton_common import (
     at_most,
     beyond,
     column_sums,
+    whole_rows,
     within,
 )
 
@@ -129,18 +130,11 @@ def _transpose_kernel(
     tl.store(target, tl.trans(q), mask=(col < cols)[:, None] & (row < t_stride)[None, :])
 
 
-@triton.jit
-def _rows_of(x_ptr, row, x_stride, col, rows, cols):
-    """Whole rows in their own dtype, 0 where there are none."""
-    mask = (row < rows)[:, None] & (col < cols)
-    return tl.load(x_ptr + (row * x_stride)[:, None] + col, mask=mask, other=0.0)
-
-
 @launchable
 @triton.jit
 def _norm_cast_kernel(
     x_ptr, weight_ptr, bias_ptr, scale_ptr, amax_ptr, q_ptr, mean_ptr, rstd_ptr, rows, cols, x_stride, eps,
-    LAYER: tl.constexpr, HAS_BIAS: tl.constexpr, ZERO_CENTERED: tl.constexpr, MAX: tl.constexpr,
+    LAYER: tl.constexpr, ZERO_CENTERED: tl.constexpr, MAX: tl.constexpr,
     AHEAD: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
 ):  # fmt: skip
     """AHEAD: a program takes several tiles, the next of which is fetched before this one's sums are made."""
@@ -148,7 +142,7 @@ def _norm_cast_kernel(
     step = tl.num_programs(0) * BLOCK_ROWS
     row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     col = tl.arange(0, BLOCK_COLS)[None, :]
-    fetched = _rows_of(x_ptr, row, x_stride, col, rows, cols)
+    fetched = whole_rows(x_ptr, row, x_stride, col, rows, cols)
     weight = tl.load(weight_ptr + col, mask=col < cols, other=0.0).to(tl.float32)
     if ZERO_CENTERED:
         weight += 1.0
@@ -156,7 +150,7 @@ def _norm_cast_kernel(
     for _ in range(tl.program_id(0) * BLOCK_ROWS, rows, step):
         x = fetched.to(tl.float32)
         if AHEAD:
-            fetched = _rows_of(x_ptr, row + step, x_stride, col, rows, cols)
+            fetched = whole_rows(x_ptr, row + step, x_stride, col, rows, cols)
         mask = (row < rows)[:, None] & (col < cols)
         if LAYER:
             mean = tl.sum(x, axis=1) / cols
@@ -165,7 +159,7 @@ def _norm_cast_kernel(
         rstd = tl.rsqrt(tl.sum(x * x, axis=1) / cols + eps)
         tl.store(rstd_ptr + row, rstd, mask=row < rows)
         y = x * rstd[:, None] * weight
-        if HAS_BIAS:
+        if bias_ptr is not None:
             y += tl.load(bias_ptr + col, mask=col < cols, other=0.0).to(tl.float32)
             y = tl.where(mask, y, 0.0)  # a bias alone must not count
         y = y.to(x_ptr.dtype.element_ty).to(tl.float32)  # what the GEMM in bf16 would read
@@ -176,10 +170,10 @@ def _norm_cast_kernel(
 
 
 @triton.jit
-def _biased(x_ptr, bias_ptr, offset, col, mask, cols, shift, HAS_BIAS: tl.constexpr):
+def _biased(x_ptr, bias_ptr, offset, col, mask, cols, shift):
     """x + bias in fp32 at `offset`, whose columns start at `shift`."""
     x = tl.load(x_ptr + offset + shift, mask=mask, other=0.0).to(tl.float32)
-    if HAS_BIAS:
+    if bias_ptr is not None:
         x += tl.load(bias_ptr + shift + col, mask=col < cols, other=0.0).to(tl.float32)[None, :]
     return x
 
@@ -197,7 +191,7 @@ def _shifted(up, SHIFT: tl.constexpr):
 def _activation_cast_kernel(
     x_ptr, bias_ptr, scale_ptr, amax_ptr, q_ptr, rows, cols, x_stride,
     KIND: tl.constexpr, GATED: tl.constexpr, LIMIT: tl.constexpr, SHIFT: tl.constexpr,
-    HAS_BIAS: tl.constexpr, MAX: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
+    MAX: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
 ):  # fmt: skip
     scale = tl.load(scale_ptr)
     strips = tl.cdiv(cols, BLOCK_COLS)
@@ -207,10 +201,10 @@ def _activation_cast_kernel(
         col = (tile % strips) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
         mask = (row < rows)[:, None] & (col < cols)[None, :]
         offset = (row * x_stride)[:, None] + col[None, :]
-        gate = _biased(x_ptr, bias_ptr, offset, col, mask, cols, 0, HAS_BIAS)
+        gate = _biased(x_ptr, bias_ptr, offset, col, mask, cols, 0)
         y = activate(at_most(gate, LIMIT), KIND)
         if GATED:
-            up = _biased(x_ptr, bias_ptr, offset, col, mask, cols, cols, HAS_BIAS)
+            up = _biased(x_ptr, bias_ptr, offset, col, mask, cols, cols)
             y *= _shifted(within(up, LIMIT), SHIFT)
         y = tl.where(mask, y.to(x_ptr.dtype.element_ty).to(tl.float32), 0.0)
         largest = tl.maximum(largest, tl.max(tl.abs(y)))
@@ -224,7 +218,7 @@ def _activation_cast_kernel(
 def _activation_cast_bwd_kernel(
     dy_ptr, x_ptr, bias_ptr, scale_ptr, amax_ptr, q_ptr, partial_ptr, rows, cols, dy_stride, x_stride, splits,
     KIND: tl.constexpr, GATED: tl.constexpr, LIMIT: tl.constexpr, SHIFT: tl.constexpr,
-    HAS_BIAS: tl.constexpr, MAX: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
+    MAX: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
 ):  # fmt: skip
     scale = tl.load(scale_ptr)
     width = cols * 2 if GATED else cols
@@ -239,12 +233,12 @@ def _activation_cast_bwd_kernel(
         mask = (row < rows)[:, None] & (col < cols)[None, :]
         offset = (row * x_stride)[:, None] + col[None, :]
         dy = tl.load(dy_ptr + (row * dy_stride)[:, None] + col[None, :], mask=mask, other=0.0).to(tl.float32)
-        gate = _biased(x_ptr, bias_ptr, offset, col, mask, cols, 0, HAS_BIAS)
+        gate = _biased(x_ptr, bias_ptr, offset, col, mask, cols, 0)
         value, slope = activate_and_slope(at_most(gate, LIMIT), KIND)
         if GATED:
             dup = dy * value
             if LIMIT is not None:  # beyond it a gradient is 0, so up is read before its own is written
-                up = _biased(x_ptr, bias_ptr, offset, col, mask, cols, cols, HAS_BIAS)
+                up = _biased(x_ptr, bias_ptr, offset, col, mask, cols, cols)
                 dup = tl.where(beyond(up, LIMIT), 0.0, dup)
                 dy = tl.where(gate > LIMIT, 0.0, dy)
             dup = dup.to(x_ptr.dtype.element_ty).to(tl.float32)
@@ -252,18 +246,18 @@ def _activation_cast_bwd_kernel(
             target = q_ptr + (row * width)[:, None] + cols + col[None, :]
             tl.store(target, _fp8(dup, scale, MAX, q_ptr), mask=mask)
             if LIMIT is None:
-                up = _biased(x_ptr, bias_ptr, offset, col, mask, cols, cols, HAS_BIAS)
+                up = _biased(x_ptr, bias_ptr, offset, col, mask, cols, cols)
             dy *= _shifted(within(up, LIMIT), SHIFT)
-            if HAS_BIAS:
+            if bias_ptr is not None:
                 sum_1 += dup
         d = tl.where(mask, (dy * slope).to(x_ptr.dtype.element_ty).to(tl.float32), 0.0)
         largest = tl.maximum(largest, tl.max(tl.abs(d)))
         target = q_ptr + (row * width)[:, None] + col[None, :]
         tl.store(target, _fp8(d, scale, MAX, q_ptr), mask=mask)
-        if HAS_BIAS:
+        if bias_ptr is not None:
             sum_0 += d
     tl.atomic_max(amax_ptr, largest)
-    if HAS_BIAS:
+    if bias_ptr is not None:
         target = partial_ptr + split.to(tl.int64) * width + col
         tl.store(target, tl.sum(sum_0, axis=0), mask=col < cols)
         if GATED:
@@ -329,7 +323,7 @@ def norm_cast(
     with on_device_of(x):
         _norm_cast_kernel[Tile(block_rows, cols, num_warps, tile.per_sm).grid(rows, cols, x)](
             x, weight, bias, scale, amax, q, mean, rstd, rows, cols, x.stride(0), eps, layer,
-            bias is not None, zero_centered, limit_of(dtype, x), tile.per_sm > 0, block_rows, block_cols,
+            zero_centered, limit_of(dtype, x), tile.per_sm > 0, block_rows, block_cols,
             num_warps=num_warps,
         )  # fmt: skip
     return q, mean, rstd
@@ -359,7 +353,7 @@ def activation_cast(
     with on_device_of(x):
         _activation_cast_kernel[tile.grid(rows, cols, x)](
             x, bias, scale, amax, q, rows, cols, x.stride(0), kind, gated, clamp, offset,
-            bias is not None, limit_of(dtype, x), tile.rows, tile.cols, num_warps=tile.warps,
+            limit_of(dtype, x), tile.rows, tile.cols, num_warps=tile.warps,
         )  # fmt: skip
     return q
 
@@ -393,8 +387,8 @@ def activation_cast_backward(
     with on_device_of(x):
         _activation_cast_bwd_kernel[(strips * splits,)](
             dy, x, bias, scale, amax, q, partial, rows, cols, dy.stride(0), x.stride(0), splits, kind, gated,
-            clamp, offset, bias is not None, limit_of(dtype, x), tile.rows, tile.cols, num_warps=tile.warps,
+            clamp, offset, limit_of(dtype, x), tile.rows, tile.cols, num_warps=tile.warps,
         )  # fmt: skip
         if partial is not None:
-            column_sums(Sum(partial, dbias if main_grad is None else main_grad, main_grad is not None))
+            column_sums(Sum.of(partial, dbias, main_grad))
     return q, transpose(q), dbias

@@ -19,8 +19,7 @@ from redline.kernels.grad_norm.reference import grad_statistics_reference
 
 def supports(grads: Sequence[Tensor]) -> str | None:
     """Why the kernel cannot read these tensors, or None."""
-    reason: str | None = why_not(*grads)
-    return reason
+    return why_not(*grads)
 
 
 def grad_statistics(grads: Sequence[Tensor], *, impl: Impl = "auto") -> Tensor:

@@ -23,15 +23,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from redline.kernels.common import ceil_div, contiguous_like, next_power_of_2, num_sms, on_device_of
+from redline.kernels.common import (
+    ceil_div,
+    contiguous_like,
+    next_power_of_2,
+    num_sms,
+    on_device_of,
+    unit_stride,
+)
 from redline.kernels.launch import launchable
 from redline.kernels.triton_common import Sum, column_sums
 
-PROGRAMS_PER_SM = {
-    False: 6,
-    True: 4,
-}  # by bias: what registers allow, at least 32 KiB in flight as in norm_triton. Without, on an H200: 5 take
+# By bias: what registers allow, at least 32 KiB in flight as in norm_triton. Without, on an H200: 5 take
 # 234 us, 6 and 7 take 227, 8 take 240.
+PROGRAMS_PER_SM = {False: 6, True: 4}
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,10 +244,6 @@ def forward(
     return q, k
 
 
-def _unit_stride(x: Tensor) -> Tensor:
-    return x if x.stride(-1) == 1 else x.contiguous()
-
-
 def _as_tokens(*grads: Tensor) -> tuple[int, list[tuple[int, ...]]]:
     """(batch, strides of s, b and head of each): batch 1 where s and b of all are as one dimension."""
     S, B = grads[0].shape[:2]
@@ -271,7 +272,7 @@ def backward(
     ]
     if qkv.numel() == 0:
         return dqkv, *(grad.zero_() for grad in grads)  # type: ignore[return-value]
-    dq, dk, dv = _unit_stride(dq), _unit_stride(dk), _unit_stride(dv)
+    dq, dk, dv = unit_stride(dq), unit_stride(dk), unit_stride(dv)
     batch, (q_strides, k_strides, v_strides) = _as_tokens(dq, dk, dv)
     config = head_config(heads, groups, dim)
     token_blocks = ceil_div(tokens, config.block_rows // config.block_heads)
@@ -290,12 +291,10 @@ def backward(
             num_warps=config.num_warps,
         )  # fmt: skip
         if partial is not None:
-            targets = [
-                (grad, False) if main_grad is None else (main_grad, True)
-                for main_grad, grad in zip(main_grads, grads, strict=True)
-            ]
             q_part, k_part = partial[:q_programs], partial[q_programs:]
-            column_sums(Sum(q_part[:, 0], *targets[0]), Sum(k_part[:, 0], *targets[1]))
+            parts = (q_part[:, 0], k_part[:, 0], q_part[:, 1], k_part[:, 1])
+            sums = [Sum.of(*each) for each in zip(parts, grads, main_grads, strict=True)]
+            column_sums(*sums[:2])
             if q_bias is not None:
-                column_sums(Sum(q_part[:, 1], *targets[2]), Sum(k_part[:, 1], *targets[3]))
+                column_sums(*sums[2:])
     return dqkv, *grads  # type: ignore[return-value]

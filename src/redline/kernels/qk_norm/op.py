@@ -120,9 +120,8 @@ def qk_norm(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Split a merged projection into q, k and v, with each head of q and k normalised over its channels.
 
-    Shapes: qkv [S, B, (N + 2G) D] contiguous, last dim [q | k | v] -> [S, B, N, D] and two of [S, B, G, D];
-    v is
-        a view of qkv. fp32 inside, rounded once.
+    Shapes: qkv [S, B, (N + 2G) D] contiguous, last dim [q | k | v] -> [S, B, N, D] and two of [S, B, G, D],
+    of which v is a view of qkv. fp32 inside, rounded once.
     Args:
         kind: "rms", "layer" (subtracts the mean), or "l2" (rms without a weight).
         zero_centered: the weight counts from 1.

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from redline.kernels.common import ceil_div, contiguous_like, next_power_of_2, on_device_of
+from redline.kernels.common import ceil_div, contiguous_like, next_power_of_2, on_device_of, unit_stride
 from redline.kernels.launch import launchable
 
 
@@ -175,10 +175,6 @@ def _rotate(
     )  # fmt: skip
 
 
-def _unit_stride(x: Tensor) -> Tensor:
-    return x if x.stride(-1) == 1 else x.contiguous()
-
-
 def rotate(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None, interleaved: bool, inverse: bool
 ) -> tuple[Tensor, Tensor]:
@@ -189,7 +185,7 @@ def rotate(
     rest = q.shape[3] - 2 * cos.shape[1]
     with on_device_of(q):
         for x, dst in zip((q, k), outputs, strict=True):
-            src = _unit_stride(x)
+            src = unit_stride(x)
             _rotate(
                 src, dst, x.shape[:3], src.stride()[:3], dst.stride()[:3], rest, cos, sin, positions,
                 interleaved, inverse,
@@ -218,7 +214,7 @@ def merge_grad(
     dqkv = dq.new_empty((S, B, (heads + 2 * groups) * dim))
     if dqkv.numel() == 0:
         return dqkv
-    dq, dk, dv = _unit_stride(dq), _unit_stride(dk), _unit_stride(dv)
+    dq, dk, dv = unit_stride(dq), unit_stride(dk), unit_stride(dv)
     rest = dim - 2 * half
     config = head_config(groups, half, rest)
     q_blocks, k_blocks = (ceil_div(n, config.block_heads) for n in (heads, groups))
