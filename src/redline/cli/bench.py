@@ -38,8 +38,8 @@ usage: redline bench step [--steps N] [--compare] [--operators] [--packed] [--ou
   --steps N       steps to measure, after 3 that warm up (default: 10); a run whose length is not stated has
                   as many as this takes
   --compare       the step eager and compiled, plain and fused, and from a CUDA graph
-  --operators     the step with plain operators, with fused ones, and with the residual in the norm; the
-                  optimizer, GEMMs and attention are alike
+  --operators     the step with plain operators, with fused ones, with the embedding and with the optimizer
+                  plain again, and with the residual in the norm; GEMMs and attention are alike
   --packed        skewed documents packed, beside samples that are one document each (give no data)
   --only NAME     this operator alone, for example rms_norm; may be repeated
   --quick         few rounds of one case an operator (two of the head and loss); of attention, few shapes; of
