@@ -118,16 +118,17 @@ LLAMA = llama(3, 128, 320, 8, 2, 5000, 16)
 GPT = gpt(3, 128, 8, 5000)
 SMALL = 64  # a vocabulary so small that the loss is not the peak
 FEW_TOKENS = {"vocab_size": SMALL, "padded_vocab_size": SMALL}
+GPT_OSS = {"activation": "quick-geglu", "activation_clamp": 7.0, "glu_offset": 1.0}
 CASES = {
     "llama": LLAMA,
     "llama, small vocabulary": replace(LLAMA, **FEW_TOKENS),
     "multi-query": replace(LLAMA, **FEW_TOKENS, num_groups=1),
     "qk norm": replace(LLAMA, qk_norm="norm"),
     "l2 norm, no positions": replace(LLAMA, **FEW_TOKENS, qk_norm="l2", position="none"),
-    "quick-geglu": replace(LLAMA, **FEW_TOKENS, activation="quick-geglu"),
+    "limited quick-geglu": replace(LLAMA, **GPT_OSS, **FEW_TOKENS),
     "gpt": GPT,
     "gpt, small vocabulary": replace(GPT, **FEW_TOKENS),
-    "geglu with biases": replace(GPT, **FEW_TOKENS, activation="geglu"),
+    "geglu with biases, shifted": replace(GPT, **FEW_TOKENS, activation="geglu", glu_offset=1.0),
     "squared relu": replace(GPT, **FEW_TOKENS, activation="squared-relu"),
     "hidden dropout": replace(GPT, **FEW_TOKENS, hidden_dropout=0.1),
     "attention dropout": replace(GPT, **FEW_TOKENS, attention_dropout=0.1),
