@@ -68,6 +68,19 @@ def test_one_object_pushes_for_all_sites(timed: list[Sites], monkeypatch: pytest
     assert "symmetric" in choices["tp-comm-overlap, scatter"]
 
 
+def test_in_fp8_auto_chooses_among_what_multiplies_bytes(timed: list[Sites]) -> None:
+    """Nothing is measured by products that will not run; a scatter goes with the gather."""
+    tp, choices = axis("--fp8")
+    assert tp.gather_gemm == tp.gemm_scatter == Chunked(2) and timed == []
+    said = choices["tp-comm-overlap, gather"]
+    assert "no GEMM in fp8 is measured; not pushed or symmetric: they multiply 16 bits" in said
+    tp, _ = axis("--fp8 --tp-comm-overlap-method plain")
+    assert tp.gather_gemm == tp.gemm_scatter == Plain()
+    for method in ("pushed", "symmetric"):
+        with pytest.raises(ConfigError, match=r"(?s)does not go with --fp8-format.*use .*chunked"):
+            axis(f"--fp8 --tp-comm-overlap-method {method}")
+
+
 def test_what_is_switched_off_is_neither_measured_nor_joined(timed: list[Sites]) -> None:
     tp, _ = axis("--no-tp-comm-overlap-ag --no-tp-comm-bulk-dgrad")
     assert isinstance(tp.gather_gemm, Plain) and isinstance(tp.gemm_scatter, Chunked)

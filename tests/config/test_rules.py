@@ -293,10 +293,15 @@ CASES: dict[str, list[tuple[str, str]]] = {
     "fp8-or-fp4": [("--fp8 --fp4-format e2m1", "--fp8")],
     "fp8-over-half": [("--fp8 --fp32", "--fp8 --bf16")],
     "fp8-tp-overlap": [
+        (f"--fp8 {TP_OVERLAP} {words}", f"--fp8 {TP_OVERLAP}")
+        for words in ("--fp8-recipe blockwise", "--fp8-recipe mxfp8 --fp8-emulate", "--no-fp8-wgrad")
+    ],
+    "fp8-tp-overlap-method": [
         (
-            "--fp8 --tensor-model-parallel-size 2 --sequence-parallel --tp-comm-overlap",
-            "--fp8 --tensor-model-parallel-size 2 --sequence-parallel",
+            f"--fp8 {TP_OVERLAP} --tp-comm-overlap-method {method}",
+            f"--fp8 {TP_OVERLAP} --tp-comm-overlap-method {other}",
         )
+        for method, other in (("pushed", "chunked"), ("symmetric", "plain"))
     ],
     "fp8-gather-needs": [("--fp8 --fp8-param-gather", f"--fp8 --fp8-param-gather {SHARDED}")],
     "transformer-engine-on-one-rank": [(f"{TE} --tensor-model-parallel-size 2", TE)],

@@ -48,7 +48,8 @@ def test_where_nothing_is_pushed_there_is_no_area():
 
 
 @pytest.mark.parametrize(
-    ("method", "size"), [("pushed", PUSHED), ("auto", PUSHED + SYMMETRIC), ("chunked", 0), ("plain", 0)]
+    ("method", "size"),
+    [("pushed", PUSHED), ("auto", PUSHED + SYMMETRIC), ("chunked", 0), ("plain", 0), ("auto --fp8", 0)],
 )
 def test_plan_and_planner_count_them(method, size):
     words = (

@@ -86,6 +86,66 @@ def test_tensor_parallel_ranks() -> None:
         assert both[f"{name} delayed sp"][0]["losses"] == both[f"{name} delayed sp again"][0]["losses"]
 
 
+OVERLAP = {"tp_comm_overlap": True}
+PLAIN = {**OVERLAP, "tp_comm_overlap_method": "plain"}
+PIECES = {**OVERLAP, "tp_comm_overlap_method": "chunked", "tp_comm_overlap_chunks": 3}
+APART = {"tp_comm_bulk_wgrad": False, "tp_comm_bulk_dgrad": False}
+AGAIN = {"recompute_granularity": "selective", "recompute_modules": ("layernorm", "activation", "core_attn")}
+FULL = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 2}
+
+
+SP = {"tensor_model_parallel_size": 2, "sequence_parallel": True, "micro_batch_size": 1, "train_iters": 2}
+TRAVELLING = {
+    "gpt": ({**SMALL, **FP8, **SP, "hidden_dropout": 0.1}, {"plain": {**PLAIN, **APART}, "pieces": PIECES}),
+    "llama": (
+        {**LLAMA, **FP8, **SP, "fp8_recipe": "tensorwise"},
+        {
+            "plain again": {**PLAIN, **AGAIN},
+            "plain full": {**PLAIN, **FULL},
+            "auto, scattered": {**OVERLAP, "tp_comm_overlap_rs_dgrad": True},
+        },
+    ),
+    "mixed": ({**LLAMA, **FP8, **SP, "fp8_keep_bf16": ("*.0.*qkv", "*.1.*fc2")}, {"plain": PLAIN}),
+}
+
+
+def test_rows_that_travel_in_fp8() -> None:
+    """Cast, then sent: the bits of sent, then cast; in pieces, whose GEMMs may round elsewhere, near them.
+
+    Each rank's rows hold another largest value, so scales that ranks measured apart would show.
+    """
+    variants = {f"{base}: {name}": {**values, **layout}
+                for base, (values, layouts) in TRAVELLING.items()
+                for name, layout in {"apart": {}, **layouts}.items()}  # fmt: skip
+    found = seen_on(2, variants)
+    for name, (first, second) in found.items():
+        wanted = found[f"{name.split(':')[0]}: apart"][0]
+        assert first["losses"] == second["losses"] and first["norms"] == second["norms"], name
+        assert torch.equal(first["scales"], second["scales"]), name
+        exact = "plain" in name
+        assert first["losses"] == pytest.approx(wanted["losses"], rel=0 if exact else 1e-3), name
+        assert first["norms"] == pytest.approx(wanted["norms"], rel=0 if exact else 1e-2), name
+        assert not exact or torch.equal(first["scales"], wanted["scales"]), name
+
+
+@pytest.mark.long
+def test_rows_that_travel_in_fp8_on_four_ranks() -> None:
+    """tp 4, and tp 2 beside dp 2 with weights in fp8 alone: sums of four have an order of their own."""
+    four = {"tensor_model_parallel_size": 4}
+    gather = {"use_distributed_optimizer": True, "fp8_param_gather": True}
+    for base, (values, _) in TRAVELLING.items():
+        found = seen_on(
+            4, {f"{name}{how}": {**values, **layout, **overlap}
+                for name, layout in (("tp 4", four), ("dp 2", gather))
+                for how, overlap in (("", {}), (" plain", PLAIN), (" pieces", OVERLAP))
+                if not (base == "mixed" and layout is gather)}
+        )  # fmt: skip
+        for name, ranks in found.items():
+            wanted = found[" ".join(name.split()[:2])][0]
+            assert all(rank["losses"] == ranks[0]["losses"] for rank in ranks), (base, name)
+            assert ranks[0]["losses"] == pytest.approx(wanted["losses"], rel=1e-3), (base, name)
+
+
 def test_a_head_in_fp8_on_tensor_parallel_ranks() -> None:
     """Each rank multiplies with its rows of the vocabulary: near one process, tied and untied."""
     head = {**FP8, "fp8_output_proj": True, "make_vocab_size_divisible_by": 16, "train_iters": 2}
@@ -115,7 +175,8 @@ def test_data_parallel_ranks_share_scales(tmp_path: Path) -> None:
 
 
 def test_the_whole_sequence_is_kept_in_fp8() -> None:
-    """Beside sequence parallelism: the inputs of qkv and fc1, a byte a value, of all tokens."""
+    """Beside sequence parallelism: the inputs of qkv and fc1, a byte a value, of all tokens; own rows, where
+    these travel in fp8."""
     shape = ModelShape(
         num_layers=1, hidden=64, ffn=128, num_heads=4, num_groups=4, head_dim=16, vocab_size=64,
         padded_vocab_size=64, max_positions=32,
@@ -123,3 +184,6 @@ def test_the_whole_sequence_is_kept_in_fp8() -> None:
     run = MicrobatchShape(seq_length=32, micro_batch_size=1, dtype="bf16", fp8=True, tp=2, sequence=True)
     kept = {(held.site, held.what): held.num_bytes for held in saved_by_layer(shape.of_rank(2), run)}
     assert kept["attention.qkv", "input"] == kept["mlp.fc1", "input"] == 32 * 64
+    kept = {(held.site, held.what): held.num_bytes
+            for held in saved_by_layer(shape.of_rank(2), replace(run, fp8_linked=True))}  # fmt: skip
+    assert kept["attention.qkv", "input"] == kept["mlp.fc1", "input"] == 16 * 64

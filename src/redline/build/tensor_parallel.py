@@ -37,16 +37,18 @@ def tensor_parallel(
     choices = [Choice("tensor-parallel", str(group.size), str(group.size), f"the ranks share {what}")]
     if not overlap.tp_comm_overlap:
         return TensorParallel(group=group, sequence=sequence), tuple(choices)
+    in_fp8 = plan.fp8 is not None
     candidates, refusal = _candidates(overlap, plan, group)
     rank = plan.shape.of_rank(group.size)
     rows = plan.microbatch.tokens // group.size
-    measure = device.type == "cuda"
+    unmeasured = "nothing is measured on a CPU" if device.type != "cuda" else None
+    unmeasured = unmeasured or ("no GEMM in fp8 is measured" if in_fp8 else None)
 
     def choose(name: str, wanted: bool, timer: Timer, bulk: bool, *sizes: tuple[int, int]) -> LinkedGemm:
         def time(each: Sequence[LinkedGemm]) -> list[Timing]:
             return timer(each, Sites(rows, sizes, dtype, bulk), group)
 
-        provider, ran, why = _choose(candidates if wanted else [], time if measure else None)
+        provider, ran, why = _choose(candidates if wanted else [], unmeasured or time)
         asked = overlap.tp_comm_overlap_method
         choices.append(Choice(f"tp-comm-overlap, {name}", asked, ran, f"{why}{refusal}" if wanted else why))
         return provider
@@ -89,6 +91,8 @@ def _candidates(overlap: OverlapConfig, plan: Plan, group: Group) -> tuple[list[
         return [made], ""
     found: list[LinkedGemm] = [Chunked(number) for number in ((chunks,) if chunks else CANDIDATES)]
     found.append(Plain())
+    if plan.fp8 is not None:
+        return found, f"; not {' or '.join(makers)}: they multiply 16 bits alone"
     refusals = []
     for name, make in makers.items():
         made = make(plan, group)
@@ -113,16 +117,16 @@ def _pushed(plan: Plan, group: Group) -> LinkedGemm | str:
 
 
 def _choose(
-    candidates: Sequence[LinkedGemm], time: Callable[[Sequence[LinkedGemm]], list[Timing]] | None
+    candidates: Sequence[LinkedGemm], time: Callable[[Sequence[LinkedGemm]], list[Timing]] | str
 ) -> tuple[LinkedGemm, str, str]:
-    """The provider, its name and why it. `time` is None where nothing can be measured."""
+    """The provider, its name and why it. `time` is a reason where nothing is measured."""
     if not candidates:
         return Plain(), "plain", "switched off"
     first = candidates[0]
     if len(candidates) == 1:
         return first, first.name, "asked for by name"
-    if time is None:
-        return first, first.name, "nothing is measured on a CPU"
+    if isinstance(time, str):
+        return first, first.name, time
     timings = time(candidates)
     times = ", ".join(f"{each.provider.name} {each.ms:.2f} ms" for each in timings)
     return timings[0].provider, timings[0].provider.name, f"the fastest of {times}"

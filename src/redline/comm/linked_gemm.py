@@ -6,12 +6,13 @@
 Which one runs is an object that a GEMM site is handed: `Plain` (one after the other), `Chunked` (pieces
 travel while others are multiplied, on any device), `Pushed` (pushed.py: copies into each other's memory),
 `SymmetricMemory` (symmetric.py: PyTorch's own, over NVLink). The same object sends what travels behind a GEMM
-of something else (`gather`, `scatter`).
+of something else (`gather`, `scatter`). Where rows travel as other bytes than a GEMM's result has, as they do
+in fp8, `Plain` and `Chunked` take any `Product` in the matrix's place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -51,6 +52,29 @@ class LinkedGemm(Protocol):
         """This rank's rows of the sum over ranks of x, likewise. Raises: ShapeError as above."""
 
 
+@dataclass(frozen=True, slots=True)
+class Product:
+    """What rows are multiplied by.
+
+    Attributes:
+        into: writes the product of rows [R, K], of whatever dtype travels, into a contiguous [R, columns].
+        columns, dtype: of the result.
+    """
+
+    into: Callable[[Tensor, Tensor], object]
+    columns: int
+    dtype: torch.dtype
+
+    def empty(self, x: Tensor, rows: int) -> Tensor:
+        """Room for the product of so many rows, on the device of `x`."""
+        return x.new_empty(rows, self.columns, dtype=self.dtype)
+
+
+def matrix(w: Tensor) -> Product:
+    """The product with `w` [K, N]."""
+    return Product(lambda x, y: torch.mm(x, w, out=y), w.shape[1], w.dtype)
+
+
 class Bulk:
     """Gathers and scatters beside a GEMM that they have nothing to do with: the library's collectives."""
 
@@ -78,6 +102,19 @@ class Plain(Bulk):
     def gemm_scatter(self, x: Tensor, w: Tensor, group: Group) -> Tensor:
         return reduce_scatter(x @ w, group)
 
+    def gather_product(self, x_shard: Tensor, by: Product, group: Group) -> tuple[Tensor, Tensor]:
+        """`gather_gemm` by anything: (the product of gather(x_shard), gather(x_shard))."""
+        x = all_gather(x_shard, group)
+        y = by.empty(x, len(x))
+        by.into(x, y)
+        return y, x
+
+    def product_scatter(self, x: Tensor, by: Product, group: Group) -> Tensor:
+        """`gemm_scatter` by anything: this rank's rows of the sum over ranks of the products of x."""
+        y = by.empty(x, len(x))
+        by.into(x, y)
+        return reduce_scatter(y, group)
+
 
 @dataclass(frozen=True, slots=True)
 class Chunked(Bulk):
@@ -100,8 +137,12 @@ class Chunked(Bulk):
         return f"chunked ({self.chunks})"
 
     def gather_gemm(self, x_shard: Tensor, w: Tensor, group: Group) -> tuple[Tensor, Tensor]:
+        return self.gather_product(x_shard, matrix(w), group)
+
+    def gather_product(self, x_shard: Tensor, by: Product, group: Group) -> tuple[Tensor, Tensor]:
+        """`gather_gemm` by anything: (the product of gather(x_shard), gather(x_shard))."""
         rows, size = x_shard.shape[0], group.size
-        x, y = x_shard.new_empty(size * rows, w.shape[0]), x_shard.new_empty(size * rows, w.shape[1])
+        x, y = x_shard.new_empty(size * rows, x_shard.shape[1]), by.empty(x_shard, size * rows)
         parts, results = x.view(size, rows, -1), y.view(size, rows, -1)
         others = [(group.index + step) % size for step in range(1, size)]
         pieces = list(self._pieces(rows))
@@ -113,24 +154,29 @@ class Chunked(Bulk):
             )
             for piece in pieces
         ]
-        torch.mm(x_shard, w, out=results[group.index])
+        by.into(x_shard, results[group.index])
         parts[group.index].copy_(x_shard)
         for piece, work in zip(pieces, travelling, strict=True):
             Pending(x, work, pace=group.pace).wait()
             for rank in others:
-                torch.mm(parts[rank, piece], w, out=results[rank, piece])
+                by.into(parts[rank, piece], results[rank, piece])
         return y, x
 
     def gemm_scatter(self, x: Tensor, w: Tensor, group: Group) -> Tensor:
+        return self.product_scatter(x, matrix(w), group)
+
+    def product_scatter(self, x: Tensor, by: Product, group: Group) -> Tensor:
+        """`gemm_scatter` by anything: this rank's rows of the sum over ranks of the products of x."""
         check_even(x, group)
         size, rows = group.size, x.shape[0] // group.size
-        parts, y = x.view(size, rows, -1), x.new_empty(rows, w.shape[1])
+        parts, y = x.view(size, rows, -1), by.empty(x, rows)
         travelling = []
         for piece in self._pieces(rows):
-            products = x.new_empty(size, piece.stop - piece.start, w.shape[1])
+            length = piece.stop - piece.start
+            products = by.empty(x, size * length)
             for rank in range(size):
-                torch.mm(parts[rank, piece], w, out=products[rank])
-            travelling.append(reduce_scatter_into_async(y[piece], products.flatten(0, 1), group))
+                by.into(parts[rank, piece], products[rank * length : (rank + 1) * length])
+            travelling.append(reduce_scatter_into_async(y[piece], products, group))
         for each in travelling:
             each.wait()
         return y

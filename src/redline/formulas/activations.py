@@ -47,6 +47,9 @@ class MicrobatchShape:
         fp8_stored: those weights exist in fp8 alone, which is one of these copies.
         fp8_head: elements of the head, where it runs in fp8; it is kept in both layouts.
         fp8_blocks: with a scale for each block.
+        fp8_measures: operands are measured before each cast.
+        fp8_sites: names of those GEMMs, such as "layers.0.attention.qkv".
+        fp8_linked: tensor-parallel ranks send rows of their operands in fp8 (`--tp-comm-overlap`).
         accumulates: the step has several microbatches, whose weight gradients add up.
         offload_layers: how many layers, from the first, keep what they save in host memory.
     """
@@ -72,6 +75,9 @@ class MicrobatchShape:
     fp8_stored: bool = False
     fp8_head: int = 0
     fp8_blocks: bool = False
+    fp8_measures: bool = False
+    fp8_sites: frozenset[str] = frozenset()
+    fp8_linked: bool = False
     accumulates: bool = False
 
     @property
@@ -192,7 +198,8 @@ def shared_stream(shape: ModelShape, run: MicrobatchShape) -> int:
 def _made_by_layer(shape: ModelShape, run: MicrobatchShape) -> tuple[Held, ...]:
     """Everything a layer would keep."""
     T, R, e = run.tokens, run.rows, run.operand
-    gathered = T if run.fp8 else R  # a GEMM in fp8 keeps what it multiplied, not its own rows of it
+    # A GEMM in fp8 keeps what it multiplied, not its own rows of it, unless these travel in fp8.
+    gathered = T if run.fp8 and not run.fp8_linked else R
     saved = [
         *_norm(shape, run, "attention", "attention.norm", R, shape.hidden, fused="norm" in run.fused),
         Held("attention", "attention.qkv", "input", gathered * shape.hidden * e),

@@ -114,7 +114,8 @@ def _mlp_backward(shape: ModelShape, run: MicrobatchShape) -> list[Held]:
     elif not run.fuse_wgrad:
         backward.append(Held("mlp", "mlp.fc2", "weight gradient before it is added", H * F * e))
     if run.sequence:
-        backward.append(Held("mlp", "mlp.fc1", "gathered input, unscattered gradient", 2 * T * H * e))
+        gathered = T * H * (1 if run.fp8_linked else e)
+        backward.append(Held("mlp", "mlp.fc1", "gathered input, unscattered gradient", gathered + T * H * e))
     return backward
 
 

@@ -10,15 +10,17 @@ layout or both, and serves every microbatch. fp8_fused.py joins norm and activat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from redline.comm import Group
 from redline.kernels import fp8
 from redline.model.fp8_opaque import OpaqueSite
 from redline.model.gemm import add_wgrad
@@ -26,6 +28,8 @@ from redline.model.main_grad import main_grad_of
 from redline.model.modules import Linear
 from redline.model.recompute import rebuilt
 from redline.precision.fp8 import Fp8State, Scaling
+
+Prologue = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +78,24 @@ class Fp8Gemm:
     The transposed copy that dgrad reads is made each time, at a two-hundredth of the GEMM's time, or kept
     too, at a byte a parameter. A weight that is stored in fp8 is its own copy; Fp8Params casts it.
 
+    Args:
+        shares: operands, "x" or "dy", of which the ranks of a group hold some rows each, and the group: all
+            of them cast alike.
+
     Attributes:
         fresh: main_grad is still zero, so the first weight gradient of the step is written and not added.
     """
 
-    def __init__(self, site: str, linear: Linear, state: Fp8State, *, keeps_transposed: bool = False) -> None:
-        self.linear, self.state = linear, state
+    def __init__(
+        self,
+        site: str,
+        linear: Linear,
+        state: Fp8State,
+        *,
+        keeps_transposed: bool = False,
+        shares: Mapping[str, Group] = MappingProxyType({}),
+    ) -> None:
+        self.linear, self.state, self._shares = linear, state, shares
         self.x, self.w, self.dy = (state.scaling(site, operand) for operand in ("x", "w", "dy"))
         weight_OI = linear.weight.detach()
         self.stored = weight_OI.dtype == self.w.dtype
@@ -121,7 +137,7 @@ class Fp8Gemm:
 
     def cast_input(self, x_TI: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """(what forward reads and its scale, what is kept for the weight gradient and its scale)."""
-        q_TI, _, inverse = self.state.cast(x_TI, self.x)
+        q_TI, _, inverse = self.state.cast(x_TI, self.x, among=self._shares.get("x"))
         return q_TI, inverse, q_TI, inverse
 
     def fprop(self, q_TI: Tensor, inverse: Tensor, dtype: torch.dtype) -> Tensor:
@@ -133,7 +149,7 @@ class Fp8Gemm:
 
     def cast_gradient(self, dy_TO: Tensor, *, columns: bool = True) -> Operand:
         """The gradient of the output as the operand of dgrad and, with `columns`, of wgrad."""
-        return Operand(*self.state.cast(dy_TO, self.dy, columns=columns))
+        return Operand(*self.state.cast(dy_TO, self.dy, columns=columns, among=self._shares.get("dy")))
 
     def dgrad(self, dy: Operand, dtype: torch.dtype) -> Tensor:
         """dy W: [T, O] -> [T, I]."""
@@ -181,26 +197,42 @@ class Fp8GemmFn(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         kept, inverse = ctx.saved_tensors
         gemm: SiteGemm = ctx.gemm
-        needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        needs_x, needs_weight = ctx.needs_input_grad[:2]
         in_fp8 = gemm.state.spec.wgrad
         dy_TO = dy.flatten(0, -2)
         operand = gemm.cast_gradient(dy_TO, columns=needs_weight and in_fp8)
         dx = gemm.dgrad(operand, dy.dtype)[: len(dy_TO)].view(*dy.shape[:-1], -1) if needs_x else None
-        weight_main_grad, bias_main_grad = ctx.main_grads
-        weight_grad = bias_grad = None
+        weight_grad = None
         if needs_weight:
-            total = weight_main_grad
-            if total is None:
-                total = weight_grad = torch.zeros_like(gemm.linear.weight)
+            total, weight_grad = weight_total(ctx, gemm)
             if in_fp8:
                 gemm.wgrad(total, operand, kept, inverse)
             else:
                 add_wgrad(total, dy_TO, kept.flatten(0, -2), ctx.fuse_wgrad)
-        if needs_bias and bias_main_grad is None:
-            bias_grad = dy_TO.sum(0)
-        elif needs_bias:
-            bias_main_grad += dy_TO.sum(0, dtype=bias_main_grad.dtype)
-        return dx, weight_grad, bias_grad, None, None
+        return dx, weight_grad, bias_grad(ctx, dy_TO), None, None
+
+
+def weight_total(ctx: Any, gemm: SiteGemm) -> tuple[Tensor, Tensor | None]:
+    """Where a weight gradient is added: main_grad, or a tensor that backward returns, then given twice.
+
+    `ctx` is that of a Function whose first inputs are x, weight, bias, with the `main_grads` of both.
+    """
+    main_grad: Tensor | None = ctx.main_grads[0]
+    if main_grad is not None:
+        return main_grad, None
+    total = torch.zeros_like(gemm.linear.weight)
+    return total, total
+
+
+def bias_grad(ctx: Any, dy_TO: Tensor) -> Tensor | None:
+    """The gradient of the bias, or None where there is none or it was added to main_grad; `ctx` as above."""
+    if not ctx.needs_input_grad[2]:
+        return None
+    main_grad: Tensor | None = ctx.main_grads[1]
+    if main_grad is None:
+        return dy_TO.sum(0)
+    main_grad += dy_TO.sum(0, dtype=main_grad.dtype)
+    return None
 
 
 class Fp8Site:
@@ -212,7 +244,7 @@ class Fp8Site:
 
     def __init__(
         self,
-        prologue: Callable[[Tensor], Tensor] | None,
+        prologue: Prologue | None,
         gemm: SiteGemm,
         *,
         fuse_wgrad: bool,
@@ -248,7 +280,7 @@ class Fp8Site:
     def _bias(self) -> Tensor | None:
         return None if self.gemm.linear.defer_bias else self.gemm.linear.bias
 
-    def _casting_again(self, prologue: Callable[[Tensor], Tensor], x: Tensor) -> AbstractContextManager[None]:
+    def _casting_again(self, prologue: Prologue, x: Tensor) -> AbstractContextManager[None]:
         """Drop the fp8 operand that the GEMM saves; its backward makes it from `x` again, to the bit."""
 
         def drop(saved: Tensor) -> Tensor | None:

@@ -9,18 +9,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from redline.comm import Group
 from redline.formulas.operators import Operator
 from redline.model.block import MLP, Block, SelfAttention
-from redline.model.fp8 import Fp8Gemm, Fp8Site, SiteGemm
+from redline.model.fp8 import Fp8Gemm, Fp8Site, Prologue, SiteGemm
 from redline.model.fp8_blocks import BlockGemm
 from redline.model.fp8_fused import Fp8Mlp, Fp8NormSite
 from redline.model.fp8_head import Fp8Head
+from redline.model.fp8_linked import LinkedSite
 from redline.model.fp8_params import Fp8Params
 from redline.model.modules import Linear, Norm, Site
 from redline.model.transformer import Transformer
 from redline.precision.fp8 import NEVER, Fp8State
 
-Prologue = Callable[[Tensor], Tensor]
+COLUMNS = ("attention.qkv", "mlp.fc1")  # of which ranks hold some output features each
 
 
 class Fp8Gemms:
@@ -35,6 +37,7 @@ class Fp8Gemms:
         params: casts the weights, where they are stored in fp8.
         keeps_transposed: keep each cast weight in both layouts.
         compiled: the blocks are to be compiled.
+        linked: sequence-parallel ranks cast their rows before they are sent, joined to the GEMMs.
         arrival: waits for the parameters of a part of the model that are still on their way when a step
             begins (Transformer.before_part); None: they are all there.
     """
@@ -50,6 +53,7 @@ class Fp8Gemms:
         params: Fp8Params | None = None,
         keeps_transposed: bool = False,
         compiled: bool = False,
+        linked: bool = False,
         arrival: Callable[[str], None] | None = None,
     ) -> None:
         self.state = state
@@ -58,7 +62,7 @@ class Fp8Gemms:
         if arrival is not None:
             model.before_part = self._before
         self._fuse_wgrad = fuse_wgrad
-        self._tp = model.tp
+        self._tp, self._linked = model.tp, linked
         whole = state.spec.wgrad and not state.spec.blocks and model.tp.size == 1
         self._fused = frozenset(fused) if whole else frozenset()
         self.gemms: dict[str, SiteGemm] = {}
@@ -177,8 +181,16 @@ class Fp8Gemms:
                     self.gemms[site] = BlockGemm(site, linear, self.state)
                 elif site in self.state.sites:
                     keeps = self._keeps_transposed
-                    self.gemms[site] = Fp8Gemm(site, linear, self.state, keeps_transposed=keeps)
+                    shares = self._shares(part)
+                    self.gemms[site] = Fp8Gemm(
+                        site, linear, self.state, keeps_transposed=keeps, shares=shares
+                    )
             self._place_layer(name, layer)
+
+    def _shares(self, part: str) -> dict[str, Group]:
+        """Of which operands each tensor-parallel rank casts its own rows."""
+        operand = "x" if part in COLUMNS else "dy"
+        return {operand: self._tp.group} if self._linked else {}
 
     def _place_layer(self, name: str, layer: nn.Module) -> None:
         assert isinstance(layer, Block)
@@ -218,6 +230,8 @@ class Fp8Gemms:
         gemm = self.gemms.get(name)
         if gemm is None:
             return Site(prologue, linear, rebuild=rebuild)
+        if self._linked and isinstance(gemm, Fp8Gemm):
+            return LinkedSite(prologue, gemm, self._tp, column=True, rebuild=rebuild)
         before = prologue if self._tp.size == 1 else partial(_both, prologue, self._tp.enter)
         return self._site(before, gemm, rebuild, **dropped)
 
@@ -228,6 +242,8 @@ class Fp8Gemms:
         gemm = self.gemms.get(name)
         if gemm is None:
             return Site(prologue, linear, rebuild=rebuild)
+        if self._linked and isinstance(gemm, Fp8Gemm):
+            return LinkedSite(prologue, gemm, self._tp, column=False, rebuild=rebuild)
         site = self._site(prologue, gemm, rebuild, **dropped)
         return site if self._tp.size == 1 else partial(_both, site, self._tp.leave)
 

@@ -62,7 +62,7 @@ class ColumnGemmFn(torch.autograd.Function):
                 y_TO += bias_O
         else:
             y_TO = F.linear(x_TI, weight_OI, bias_O)
-        return _shaped(y_TO, x)
+        return shaped(y_TO, x)
 
     @staticmethod
     @once_differentiable
@@ -110,8 +110,8 @@ class RowGemmFn(torch.autograd.Function):
         ctx.weight_main_grad, ctx.bias_main_grad = weight_main_grad, bias_main_grad
         ctx.fuse_wgrad, ctx.tp = fuse_wgrad, tp
         if tp.sequence:
-            return _shaped(tp.gemm_scatter.gemm_scatter(x_TI, weight_OI.T, tp.group), x)
-        return _shaped(all_reduce(x_TI @ weight_OI.T, tp.group), x)
+            return shaped(tp.gemm_scatter.gemm_scatter(x_TI, weight_OI.T, tp.group), x)
+        return shaped(all_reduce(x_TI @ weight_OI.T, tp.group), x)
 
     @staticmethod
     @once_differentiable
@@ -130,7 +130,7 @@ class RowGemmFn(torch.autograd.Function):
         return dx, weight_grad, None, None, None, None, None
 
 
-def _shaped(y_TO: Tensor, x: Tensor) -> Tensor:
+def shaped(y_TO: Tensor, x: Tensor) -> Tensor:
     """Rows of y as those of x, be there more or fewer: [T', O] -> [S', B, O] for an x [S, B, I]."""
     inner = x.shape[1:-1]
     shape = (y_TO.shape[0] // math.prod(inner), *inner, y_TO.shape[1])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from redline.config import OverlapConfig, RunConfig
+from redline.config import RunConfig
 from redline.config.flags import UNSET
 from redline.config.tree import options_by_field, value_of
 from redline.formulas.activations import Joined
@@ -120,10 +120,11 @@ def effective(
     return default
 
 
-def joined_by(overlap: OverlapConfig) -> Joined:
-    """What may join tp's collectives to GEMMs by memory that peers write."""
+def joined_by(config: RunConfig) -> Joined:
+    """What may join tp's collectives to GEMMs by memory that peers write; in fp8 nothing does."""
+    overlap = config.overlap
     method = overlap.tp_comm_overlap_method
-    if not overlap.tp_comm_overlap or method == "plain" or method == "chunked":
+    if not overlap.tp_comm_overlap or config.precision.fp8_format or method == "plain" or method == "chunked":
         return ""
     return method
 
@@ -203,7 +204,7 @@ def setup_of(
         overlap_grad_reduce=_on(get("overlap_grad_reduce"), overlaps) or shard in ("gradients", "parameters"),
         overlap_param_gather=_on(get("overlap_param_gather"), overlaps) or shard == "parameters",
         overlap_tp=config.overlap.tp_comm_overlap and p.sequence_parallel,
-        joined=joined_by(config.overlap) if dialect == "redline" and p.sequence_parallel else "",
+        joined=joined_by(config) if dialect == "redline" and p.sequence_parallel else "",
         overlap_p2p=_on(get("overlap_p2p_communication"), True) and vpp > 1,
         overlap_experts=config.moe.overlap_moe_expert_parallel_comm,
         bucket_elements=config.overlap.ddp_bucket_size or max(BUCKET, 1_000_000 * grid.dp * grid.cp),

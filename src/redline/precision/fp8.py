@@ -25,6 +25,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from redline.comm import Group
+from redline.comm.collectives import all_reduce
 from redline.kernels import fp8
 from redline.kernels.fp8 import FP8_CUT, FP8_MAX
 from redline.precision.fp8_stats import Fp8Row, rows_of
@@ -155,18 +156,25 @@ class Fp8State:
         return Scaling(scale, inverse, amax, self._counts[at], self.spec.dtype(operand))
 
     def casting(
-        self, scaling: Scaling, run: Callable[[Tensor, Tensor, Purpose], Result], *, measured: bool = False
+        self,
+        scaling: Scaling,
+        run: Callable[[Tensor, Tensor, Purpose], Result],
+        *,
+        measured: bool = False,
+        among: Group | None = None,
     ) -> tuple[Result, Tensor]:
         """What `run(scale, amax, Purpose.CAST)` gives, and the inverse scale that belongs to it.
 
         `run` casts by `scale` and raises `amax`; the first of its results is the operand, by rows. Where
         tensors are measured first, and this one has not been, it runs for its largest value before, and only
-        that counts.
+        that counts: the largest of all ranks of `among`, which hold parts of one operand.
         """
         inverse = scaling.inverse
         if self.measures and not measured:
             amax = torch.zeros_like(scaling.amax)
             run(scaling.scale, amax, Purpose.MEASURE)
+            if among is not None:
+                all_reduce(amax, among, "max")
             limit = FP8_MAX[scaling.dtype] * 2.0**-self.spec.margin
             scaling.scale.copy_(scale_of(amax, limit, scaling.scale))
             inverse = scaling.scale.reciprocal()  # its own: the next cast has another
@@ -194,16 +202,25 @@ class Fp8State:
         scaling.counts.add_(torch.stack((cut.new_tensor(small.numel()), cut, lost)))
 
     def cast(
-        self, x_TC: Tensor, scaling: Scaling, *, rows: bool = True, columns: bool = False
+        self,
+        x_TC: Tensor,
+        scaling: Scaling,
+        *,
+        rows: bool = True,
+        columns: bool = False,
+        among: Group | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """(q [T, C], q^T [C, T'], inverse scale [1]); a layout that is not wanted is empty."""
+        """(q [T, C], q^T [C, T'], inverse scale [1]); a layout that is not wanted is empty.
+
+        among: the ranks that hold other rows of the operand, see `casting`.
+        """
 
         def run(scale: Tensor, amax: Tensor, purpose: Purpose) -> tuple[Tensor, Tensor]:
             wanted = (rows, columns) if purpose is Purpose.CAST else (purpose is Purpose.LOOK, False)
             q: tuple[Tensor, Tensor] = fp8.cast(x_TC, scale, amax, scaling.dtype, *wanted, self.kernels)
             return q
 
-        (q, qt), inverse = self.casting(scaling, run)
+        (q, qt), inverse = self.casting(scaling, run, among=among)
         return q, qt, inverse
 
     def note_blocks(self, site: str, operand: Operand, x: Tensor, q: Tensor) -> None:

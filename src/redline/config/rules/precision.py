@@ -29,14 +29,41 @@ def fp8_over_half(config: RunConfig) -> Broken:
 @rule(
     "fp8-tp-overlap",
     "fp8_format",
+    "fp8_recipe",
+    "fp8_wgrad",
     "tp_comm_overlap",
-    why="collectives beside a GEMM in fp8 run before or after it.",
+    why="rows travel once, a byte a value with one scale, and both GEMMs that read them take those bytes.",
     training=True,
 )
 def fp8_tp_overlap(config: RunConfig) -> Broken:
-    if config.precision.fp8_format is None or not config.overlap.tp_comm_overlap:
+    p = config.precision
+    if p.fp8_format is None or not config.overlap.tp_comm_overlap:
         return None
-    return "--fp8-format does not go with --tp-comm-overlap.", "leave --tp-comm-overlap out."
+    if p.fp8_recipe not in ("delayed", "tensorwise"):
+        return (
+            f"--fp8-recipe {p.fp8_recipe} does not go with --tp-comm-overlap.",
+            "use tensorwise or delayed.",
+        )
+    if not p.fp8_wgrad:
+        return "--no-fp8-wgrad does not go with --tp-comm-overlap.", "keep one of them."
+    return None
+
+
+@rule(
+    "fp8-tp-overlap-method",
+    "fp8_format",
+    "tp_comm_overlap_method",
+    why="these methods multiply what has arrived in 16 bits alone.",
+    training=True,
+)
+def fp8_tp_overlap_method(config: RunConfig) -> Broken:
+    overlap = config.overlap
+    if config.precision.fp8_format is None or not overlap.tp_comm_overlap:
+        return None
+    if overlap.tp_comm_overlap_method not in ("pushed", "symmetric"):
+        return None
+    what = f"--tp-comm-overlap-method {overlap.tp_comm_overlap_method} does not go with --fp8-format."
+    return what, "use --tp-comm-overlap-method chunked."
 
 
 @rule(
