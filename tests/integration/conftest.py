@@ -19,6 +19,13 @@ TINY = (
     "--lr 1e-2 --num-workers 0 --device cpu --threads 1 --no-profile-ledger"
 )
 
+# quick_start, for a Python process of its own.
+QUICK_START = (
+    "import redline.data.samples, redline.hardware.measure\n"
+    "redline.data.samples.MOCK_DOCUMENTS = 500\n"
+    "redline.hardware.measure.measure_gemm_peak = lambda *_: 1e12\n"
+)
+
 Refused = Callable[..., str]
 
 

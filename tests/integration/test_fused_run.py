@@ -10,14 +10,16 @@ from typing import Any
 
 import pytest
 
-from .conftest import TINY, Run
+from .conftest import QUICK_START, TINY, Run
 from .test_resume import weights
 
 TESTS = Path(__file__).parent.parent
 MAIN = (
     f"import sys; sys.path.insert(0, {str(TESTS / 'kernels')!r})\n"
     "from mended_interpreter import mend; mend()\n"
-    "from redline.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    f"{QUICK_START}"
+    "from redline.cli.main import main\n"
+    "for line in sys.stdin:\n    if code := main(line.split()): sys.exit(code)"
 )
 SMALLER = (
     "--seq-length 8 --vocab-size 37 --micro-batch-size 1 --global-batch-size 2 --train-iters 3 --eval-iters 1"
@@ -36,11 +38,11 @@ WHOLE = {
 
 @pytest.fixture
 def train(tmp_path: Path) -> Any:
-    """train("name", "--more flags") -> Run of the tiny model, kernels interpreted."""
+    """train(name="--more flags", ...) -> a Run of the tiny model each, one after the other in one process."""
     pytest.importorskip("triton", reason="the package triton is not installed")
 
-    def call(name: str, flags: str) -> Run:
-        words = f"train {TINY} {SMALLER} {flags} --save {tmp_path / name}".split()
+    def call(**runs: str) -> list[Run]:
+        lines = [f"train {TINY} {SMALLER} {flags} --save {tmp_path / name}" for name, flags in runs.items()]
         environment = {
             **os.environ,
             "TRITON_INTERPRET": "1",
@@ -48,10 +50,11 @@ def train(tmp_path: Path) -> Any:
             "XDG_CACHE_HOME": str(tmp_path / "cache"),
         }
         done = subprocess.run(
-            [sys.executable, "-c", MAIN, *words], env=environment, capture_output=True, text=True, timeout=280
-        )
+            [sys.executable, "-c", MAIN], input="\n".join(lines), env=environment, capture_output=True,
+            text=True, timeout=280,
+        )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
-        return Run(tmp_path / name, done.stdout)
+        return [Run(tmp_path / name, done.stdout) for name in runs]
 
     return call
 
@@ -64,7 +67,8 @@ def ran(run: Run) -> dict[str, str]:
 def test_a_fused_run_is_the_local_run_and_resumes_bit_for_bit(train: Any, model: str) -> None:
     """Losses to 1e-4 (fp32, another order of sums); cut at step 1 and resumed, the very same bits."""
     fused = f"{MODELS[model]} --transformer-impl fused"
-    whole, local = train("fused", fused), train("local", f"{MODELS[model]} --transformer-impl local")
+    local = f"{MODELS[model]} --transformer-impl local"
+    whole, local, cut = train(fused=fused, local=local, cut=f"{fused} --exit-interval 1")
     assert whole.losses == pytest.approx(local.losses, rel=1e-4)
     assert whole.valid_losses == pytest.approx(local.valid_losses, rel=1e-4)
     choices = ran(whole)
@@ -73,9 +77,8 @@ def test_a_fused_run_is_the_local_run_and_resumes_bit_for_bit(train: Any, model:
     assert all(choices[what] == "fused" for what in WHOLE[model])
     assert ran(local)["transformer-impl"] == "local" and ran(local)["optimizer-impl"] == "fused"
 
-    cut = train("cut", f"{fused} --exit-interval 1")
     assert len(cut.losses) == 1
-    resumed = train("cut", f"{fused} --load {cut.folder}")
+    (resumed,) = train(cut=f"{fused} --load {cut.folder}")
     assert resumed.losses == whole.losses
     saved, wanted = weights(resumed), weights(whole)
     assert saved.keys() == wanted.keys()
@@ -84,15 +87,14 @@ def test_a_fused_run_is_the_local_run_and_resumes_bit_for_bit(train: Any, model:
 
 def test_switches_reach_the_run(train: Any) -> None:
     """One operator swapped into a local run, one taken out of a fused run."""
-    one = train("one", f"{MODELS['llama']} --transformer-impl local --bias-swiglu-fusion")
+    one, out = train(
+        one=f"{MODELS['llama']} --transformer-impl local --bias-swiglu-fusion",
+        out=f"{MODELS['llama']} --transformer-impl fused --cross-entropy-fusion-impl native "
+        "--no-persist-layer-norm --no-embedding-fusion --no-adamw-fusion --no-grad-norm-fusion",
+    )
     assert {what for what, which in ran(one).items() if what.endswith("-fusion") and which == "fused"} == {
         "bias-swiglu-fusion"
     }
-    out = train(
-        "out",
-        f"{MODELS['llama']} --transformer-impl fused --cross-entropy-fusion-impl native "
-        "--no-persist-layer-norm --no-embedding-fusion --no-adamw-fusion --no-grad-norm-fusion",
-    )
     assert ran(out)["optimizer-impl"] == "fused" and ran(out)["rope-fusion"] == "fused"
     reasons = {choice["what"]: choice["why"] for choice in out.summary["choices"]}
     for switch in ("persist-layer-norm", "embedding-fusion", "adamw-fusion", "grad-norm-fusion"):

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from .conftest import TINY, Run
+from .conftest import QUICK_START, TINY, Run
 
 START = f"train {TINY}".replace("--train-iters 6", "--train-iters 3")
 # Until it is stopped; should the tests be killed before, it ends by itself.
@@ -30,6 +30,8 @@ def start(folder: Path, *words: str, **options: Any) -> subprocess.Popen[str]:
         text=True,
         cwd=folder,
         env={**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), "OMP_NUM_THREADS": "1"},
+        # What a shell starts in the background ignores it, and hands that on.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options},
     )
 
@@ -123,10 +125,11 @@ def test_output_on_a_full_disk(tmp_path: Path) -> None:
 
 
 # Each training process is forked from one that has imported torch already.
-SERVER = """
+SERVER = f"""
 import os, sys
 import redline.run, tensorboard.summary.writer.event_file_writer
 from redline.cli.main import main
+{QUICK_START}
 for line in sys.stdin:
     child = os.fork()
     if child == 0:

@@ -20,7 +20,7 @@ EVERYTHING = (
 
 def test_trains_like_the_plain_steps(train):  # noqa: F811
     """Same dropout masks, same losses: a backward that were wrong would show in the second step."""
-    runs = [train(name, f"{EVERYTHING} --attention-backend {name}") for name in ("local", "unfused")]
+    runs = train(**{name: f"{EVERYTHING} --attention-backend {name}" for name in ("local", "unfused")})
     assert [ran(run)["attention-backend"] for run in runs] == ["local", "unfused"]
     local, plain = runs
     assert len(local.losses) == 3 and local.losses == pytest.approx(plain.losses, rel=2e-6)
