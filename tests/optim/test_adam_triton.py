@@ -1,4 +1,4 @@
-"""The Triton update against PyTorch's fused AdamW: clipping, loss scale, skips, storage dtypes."""
+"""The Triton norm and update against PyTorch's: clipping, loss scale, skips, storage dtypes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ class Run:
             device=device,
         )
         adam = AdamOptions(beta2=0.95, impl=impl)
-        self.optimizer = Optimizer(self.buffers, adam=adam, log_num_zeros=True, **options)
+        self.optimizer = Optimizer(
+            self.buffers, adam=adam, fused_norm=impl == "triton", log_num_zeros=True, **options
+        )
 
     def step(self, index: int, size: float = 1.0, **options):
         generator = torch.Generator().manual_seed(index)

@@ -23,6 +23,8 @@ LATER_FIELDS = {
     "window": None,
     "softcap": 0.0,
     "softmax_type": "vanilla",
+    "activation_clamp": None,
+    "glu_offset": 0.0,
 }  # left out where unset: earlier checkpoints lack them
 SCALES = ("fp8.*",)
 # What may differ in the same model: padding (a checkpoint holds true sizes), dropout, how weights began.
@@ -209,8 +211,11 @@ def _schedules_from(values: Mapping[str, Any]) -> ScheduleSpec:
 
 
 def changed_options(config: RunConfig, start: Start) -> list[str]:
-    """One line for each option that differs from the checkpoint's run; the one given now is what runs."""
-    saved, now = dict(start.values["config"]), _as_json(to_dict(config))
+    """One line for each option that differs from the checkpoint's run; the one given now is what runs.
+
+    Options that an earlier release lacked had their defaults.
+    """
+    saved, now = (_as_json(to_dict(each)) for each in (from_dict(start.values["config"]), config))
     for section in QUIET_SECTIONS:
         saved.pop(section, None)
         now.pop(section, None)
