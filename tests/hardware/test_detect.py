@@ -136,13 +136,17 @@ def test_what_is_free_is_what_the_kernel_says(machine):
 
 
 def test_a_limit_of_cgroup_2_leaves_what_is_not_in_use(machine):
-    """The tightest on the way up; file pages that are not in use do not count against it."""
+    """The tightest on the way up; pages of files do not count against it, however often they were read."""
     proc, cgroup = machine
     write(proc, "meminfo", AVAILABLE)
     write(proc, "self/cgroup", "0::/pod/container\n")
     write(cgroup, "pod/memory.max", f"{4 << 30}\n")
     write(cgroup, "pod/memory.current", f"{3 << 30}\n")
-    write(cgroup, "pod/memory.stat", f"anon 7\nfile {2 << 30}\ninactive_file {1 << 30}\n")
+    write(
+        cgroup,
+        "pod/memory.stat",
+        f"anon 7\nfile {4 << 30}\nshmem {2 << 30}\ninactive_file {1 << 29}\nactive_file {1 << 29}\n",
+    )
     write(cgroup, "pod/container/memory.max", "max\n")
     write(cgroup, "pod/container/memory.current", f"{3 << 30}\n")
     assert available_memory(proc, cgroup) == 2 << 30
@@ -156,7 +160,11 @@ def test_a_limit_of_cgroup_1_leaves_what_is_not_in_use(machine):
     write(proc, "self/cgroup", "4:memory:/docker/abc\n")
     write(cgroup, "memory/docker/abc/memory.limit_in_bytes", f"{3 << 30}\n")
     write(cgroup, "memory/docker/abc/memory.usage_in_bytes", f"{2 << 30}\n")
-    write(cgroup, "memory/docker/abc/memory.stat", f"inactive_file 5\ntotal_inactive_file {1 << 29}\n")
+    write(
+        cgroup,
+        "memory/docker/abc/memory.stat",
+        f"inactive_file 5\ntotal_inactive_file {1 << 28}\ntotal_active_file {1 << 28}\n",
+    )
     assert available_memory(proc, cgroup) == (1 << 30) + (1 << 29)
 
 

@@ -359,6 +359,23 @@ def test_whatever_a_trace_holds_its_parts_sum_to_its_wall_time(tmp_path_factory,
     assert -1e-9 <= found.loss_ms("unknown") <= 0.3 and busy + found.ideal_ms <= 0.3 + 1e-9
 
 
+@pytest.mark.parametrize("device", ["NVIDIA H200", ""])
+def test_sends_without_a_group_count_to_the_axis_that_sends(tmp_path, device) -> None:
+    """Of the groups that the trace lists; those of one rank send nothing."""
+    groups = {"default_pg": [0, 1], "tp": [0, 1], "PIPELINE_MODEL_PARALLEL_GROUP": [0]}
+    for listed, cause in ((groups, "tp"), (None, "pp"), ({**groups, "pipeline": [0, 2]}, "pp")):
+        made = TraceFile(device=device, groups=listed)
+        made.mark("redline:step=5", 0, 1000)
+        made.op("aten::mm", 0, 10, dims=[[1024, 1024], [1024, 1024]])
+        if device:
+            made.kernel(GEMM, 10, 500, launched=2)
+            made.kernel("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)", 510, 200, launched=20)
+        else:
+            made.op("gloo:recv", 510, 200)
+        found = account(made, tmp_path, Reference())
+        assert found.loss_ms(cause) == pytest.approx(0.2), cause
+
+
 def of_rank(rank: int, exposed: float, tmp_path):
     made = TraceFile(rank=rank, world_size=2)
     made.mark("redline:step=5", 0, 1000)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from redline.ledger.causes import group_of
+from redline.ledger.groups import group_of, sends_of
 from redline.ledger.kinds import kernel_kind, kind_of, operator_kind, runtime_call
 
 KERNELS = {
@@ -98,3 +98,19 @@ def test_runtime_calls() -> None:
 )
 def test_groups(description, collective, group) -> None:
     assert group_of(description, collective) == group
+
+
+@pytest.mark.parametrize(
+    ("groups", "axis"),
+    [
+        ([], "pp"),
+        (["default_pg", "undefined", "tp", "dp"], "tp"),
+        (["TENSOR_MODEL_PARALLEL_GROUP", "PIPELINE_MODEL_PARALLEL_GROUP"], "pp"),
+        (["TENSOR_MODEL_PARALLEL_GROUP", "CONTEXT_PARALLEL_GROUP"], "cp"),
+        (["DATA_PARALLEL_GROUP"], "pp"),
+    ],
+)
+def test_sends_that_name_no_group(groups, axis) -> None:
+    assert sends_of(groups) == axis
+    assert group_of("", "gloo:send", axis) == axis and group_of("", "gloo:broadcast", axis) == "collective"
+    assert group_of("PIPELINE_MODEL_PARALLEL_GROUP", "recv", axis) == "pp"

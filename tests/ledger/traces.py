@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,24 @@ PROCESS = 7
 class TraceFile:
     """Collects events and writes them as the profiler does."""
 
-    def __init__(self, *, rank: int = 0, world_size: int = 1, device: str = "NVIDIA H200") -> None:
+    def __init__(
+        self,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        device: str = "NVIDIA H200",
+        groups: Mapping[str, list[int]] | None = None,
+    ) -> None:
         self.events: list[dict[str, Any]] = []
         self.head: dict[str, Any] = {
             "schemaVersion": 1,
             "deviceProperties": [{"id": 0, "name": device}] if device else [],
             "distributedInfo": {"backend": "nccl", "rank": rank, "world_size": world_size},
         }
+        if groups is not None:
+            self.head["distributedInfo"]["pg_config"] = [
+                {"pg_desc": name, "pg_size": len(ranks), "ranks": ranks} for name, ranks in groups.items()
+            ]
         self._correlation = 0
         self._flow = 0
 

@@ -125,17 +125,20 @@ def usable_memory(proc: Path = PROC, cgroup: Path = CGROUP) -> int:
 def available_memory(proc: Path = PROC, cgroup: Path = CGROUP) -> int:
     """Bytes of main memory free for this process now: the machine's, or what a cgroup's limit leaves.
 
-    Page cache counts as free, the machine's and that which a cgroup is charged for: it is given back.
+    Page cache counts as free, the machine's and that which a cgroup is charged for: it is given back, read
+    once (inactive) or again (active). Files in memory alone (tmpfs) are neither.
     """
     free = _meminfo(proc, "MemAvailable") or os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for folder in _cgroup_folders(proc, cgroup, "memory"):
-        for limit_name, usage_name, cache in (
-            ("memory.max", "memory.current", "inactive_file"),
-            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        for limit_name, usage_name, prefix in (
+            ("memory.max", "memory.current", ""),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
         ):
             limit, usage = (_first_word(folder / name) for name in (limit_name, usage_name))
             if limit.isdigit() and usage.isdigit():
-                free = min(free, int(limit) - int(usage) + _statistic(folder / "memory.stat", cache))
+                pages = (f"{prefix}{each}_file" for each in ("active", "inactive"))
+                cache = sum(_statistic(folder / "memory.stat", name) for name in pages)
+                free = min(free, int(limit) - int(usage) + cache)
     return max(free, 0)
 
 

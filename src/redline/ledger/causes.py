@@ -5,7 +5,6 @@ The ids are data here: the doctor stands above this room, and a test of its own 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -88,24 +87,6 @@ def cause_of_work(kind: Kind, place: Place) -> str:
         if named is not None:
             return named
     return _PLAIN.get(kind, "other")
-
-
-_GROUP_WORDS = (
-    ("ep", {"expert", "ep"}),
-    ("pp", {"pipeline", "pp", "embedding"}),
-    ("dp", {"data", "dp", "fsdp", "shard", "replicate"}),  # Megatron's DATA_PARALLEL_GROUP_WITH_CP is one
-    ("cp", {"context", "cp"}),
-    ("tp", {"tensor", "tp", "model"}),
-)
-
-
-def group_of(description: str, collective: str) -> str:
-    """tp, dp, cp, pp, ep or "collective", from a process group's description and the collective's name."""
-    words = set(re.split("[^a-z]+", description.lower()))
-    named = next((group for group, parts in _GROUP_WORDS if words & parts), None)
-    if named is not None:
-        return named
-    return "pp" if any(part in collective.lower() for part in ("send", "recv")) else "collective"
 
 
 def make_losses(ms: Mapping[str, float], wall_ms: float, *, ideal_known: bool) -> tuple[Loss, ...]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from redline.formulas.recorded import operator_flops
+from redline.ledger.groups import sends_of
 from redline.ledger.marks import read_mark
 from redline.ledger.trace import RUNTIME_CATEGORIES, HostEvent, Trace
 
@@ -58,6 +59,7 @@ class Where:
         steps: (start, end, number) of the marked steps.
         by_correlation: the runtime call of each correlation.
         wrappers: operators whose FLOPs are those of another inside them (linear around addmm).
+        sends: the cause that sends count to whose group is not known.
     """
 
     events: Sequence[HostEvent]
@@ -68,6 +70,7 @@ class Where:
     steps: list[tuple[int, int, int]]
     by_correlation: dict[int, int]
     wrappers: frozenset[int]
+    sends: str = "pp"
 
 
 class _Pass:
@@ -164,7 +167,8 @@ def locate(trace: Trace) -> Where:
             by_correlation[event.correlation] = index
     steps = sorted(walk.steps)
     wrappers = _wrappers(events, parents)
-    return Where(events, parents, walk.places, walk.operators, walk.forwards, steps, by_correlation, wrappers)
+    found = walk.places, walk.operators, walk.forwards, steps, by_correlation, wrappers
+    return Where(events, parents, *found, sends=sends_of(trace.groups))
 
 
 def _wrappers(events: Sequence[HostEvent], parents: Sequence[int]) -> frozenset[int]:

@@ -87,6 +87,7 @@ class Trace:
         device_marks: the host's marks, each from the first to the last kernel launched inside it.
         forward_of: of a backward node, by thread and start, the thread and start of its forward operator.
         rank, world_size: 0 and 1 where the trace does not say.
+        groups: descriptions of the rank's process groups that have several ranks.
         device_name: of the traced device, "" on a CPU.
     """
 
@@ -96,6 +97,7 @@ class Trace:
     forward_of: Mapping[Place, Place] = field(default_factory=dict)
     rank: int = 0
     world_size: int = 1
+    groups: tuple[str, ...] = ()
     device_name: str = ""
     source: str = ""
 
@@ -119,6 +121,7 @@ def parse_trace(content: bytes, path: Path) -> Trace:
             spread = facts.get("distributedInfo") or {}
             cards = facts.get("deviceProperties") or []
             rank, world_size = int(spread.get("rank", 0)), max(1, int(spread.get("world_size", 1)))
+            groups = _groups(spread.get("pg_config"))
             name = str(cards[0].get("name", "")) if reader.device and cards else ""
         except KeyError as exc:
             raise _no_trace(path, f"it does not read as one: {exc} is missing.") from exc
@@ -135,9 +138,17 @@ def parse_trace(content: bytes, path: Path) -> Trace:
         forward_of=reader.forward_of,
         rank=rank,
         world_size=world_size,
+        groups=groups,
         device_name=name,
         source=str(path),
     )
+
+
+def _groups(config: object) -> tuple[str, ...]:
+    """Of the process groups that a trace lists; versions of PyTorch differ in what they say of each."""
+    listed = [each for each in config if isinstance(each, Mapping)] if isinstance(config, list) else []
+    several = [each for each in listed if each.get("pg_size") != 1 and len(each.get("ranks") or (0, 1)) > 1]
+    return tuple(str(each.get("pg_desc", "")) for each in several)
 
 
 def _no_trace(path: Path, why: str) -> DataError:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from redline.formulas.recorded import gemm_sizes, moves_nothing, operator_bytes, operator_flops
-from redline.ledger.causes import cause_of_work, group_of
+from redline.ledger.causes import cause_of_work
+from redline.ledger.groups import group_of
 from redline.ledger.kinds import Kind, kind_of, operator_kind
 from redline.ledger.places import NOWHERE, Place, Where
 from redline.ledger.trace import COPY, FILL, DeviceEvent, HostEvent
@@ -152,7 +153,7 @@ def _group(event: DeviceEvent, where: Where, call: int) -> str:
         call = where.parents[call]
     facts = facts or {}
     words = " ".join(str(facts.get(key, "")) for key in ("Process Group Description", "Process Group Name"))
-    return group_of(words, str(facts.get("Collective name", event.name)))
+    return group_of(words, str(facts.get("Collective name", event.name)), where.sends)
 
 
 def host_work(indices: Sequence[int], where: Where) -> list[Work]:
@@ -166,7 +167,7 @@ def host_work(indices: Sequence[int], where: Where) -> list[Work]:
         event, place, call = where.events[index], where.places[index], where.operators[index]
         kind = _kind_at(place, event.name) or operator_kind(event.name)
         operator = event.name if event.category == "cpu_op" else ""
-        layer, cause = _host_cause(event, kind, place)
+        layer, cause = _host_cause(event, kind, place, where.sends)
         role = roles.of(call, place) if kind == "gemm" and layer == "compute" else ""
         kind = kind or "other"
         found.append(
@@ -175,13 +176,13 @@ def host_work(indices: Sequence[int], where: Where) -> list[Work]:
     return found
 
 
-def _host_cause(event: HostEvent, kind: Kind | None, place: Place) -> tuple[str, str]:
+def _host_cause(event: HostEvent, kind: Kind | None, place: Place, sends: str) -> tuple[str, str]:
     if place.host:
         return "", place.host
     if kind == "collective":
         facts = event.collective or {}
         words = str(facts.get("Process Group Description", ""))
-        return "collective", group_of(words, event.name)
+        return "collective", group_of(words, event.name, sends)
     library = event.category == "cpu_op" and "::" in event.name and "autograd::" not in event.name
     if library and not moves_nothing(event.name):
         return "compute", cause_of_work(kind or "other", place)
