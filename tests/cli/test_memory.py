@@ -121,6 +121,24 @@ def test_against_a_run(capsys, tmp_path):
         main([*words[:-1], str(tmp_path / "nothing")])
 
 
+@pytest.mark.parametrize(
+    ("damaged", "says"),
+    [
+        ({"measured_activations": [3]}, "its measured_activations is no object"),
+        ({"measured_activations": {"by_module": {"mlp.fc1": "3"}}}, "its measured_activations.by_module"),
+        ({"measured_activations": {"by_module": "x"}}, "its measured_activations.by_module"),
+        ({"measured_memory": 3}, "its measured_memory is no object"),
+        ({"measured_memory_bytes": "3"}, "its measured_memory_bytes is no whole number"),
+        ({"world_size": "4"}, "its world_size is no whole number"),
+        ({"predicted_memory": {"total": {}}}, "its predicted_memory.total is no whole number"),
+    ],
+)
+def test_a_damaged_summary_is_refused(tmp_path, damaged, says):
+    (tmp_path / "summary.json").write_text(json.dumps(damaged))
+    with pytest.raises(ConfigError, match=says):
+        main(["--preset", "llama3.2-1b", "--gpu", "h200", "--against", str(tmp_path)])
+
+
 def test_against_a_run_alone_reads_its_options(capsys, tmp_path):
     """Its options and its device, from the files that the run left."""
     words = ["--preset", "llama3.2-1b", "--micro-batch-size", "2"]
@@ -176,9 +194,10 @@ def test_what_does_not_fit_comes_with_changes_that_would(capsys):
 
 
 def test_another_model_than_the_run_had_is_named(capsys, tmp_path):
-    (tmp_path / "summary.json").write_text(json.dumps({"name": "a run", "parameters": 127_000}))
+    (tmp_path / "summary.json").write_text(json.dumps({"parameters": 127_000}))
     assert main(["--preset", "llama3.2-1b", "--gpu", "h200", "--against", str(tmp_path)]) == 0
     text = " ".join(capsys.readouterr().out.split())
+    assert f"against the run {tmp_path.name}" in text
     assert "another model: parameters 1,235,814,400 127,000" in text
 
 

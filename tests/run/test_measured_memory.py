@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from redline.config import parse_args
+from redline.errors import TrainingError
 from redline.formulas.buckets import BucketRule
 from redline.hardware import Hardware, hardware_named
 from redline.optim import FlatBuffers, Sharding
@@ -15,6 +16,7 @@ from redline.run.memory import (
     MemoryMeter,
     _first_sentence,
     measured_memory,
+    out_of_memory_explained,
     warning_if_too_large,
     warnings_of_memory,
 )
@@ -86,6 +88,24 @@ def test_a_run_on_the_cpu_is_held_against_the_hosts_memory(monkeypatch: pytest.M
     config = parse_args(["--train-iters", "1"]).config
     hardware = Hardware(name="a CPU", kind="cpu", memory_bytes=1 << 40)
     assert warning_if_too_large(config, make_plan(config, hardware, 512), hardware) is None
+
+
+def test_each_rank_is_promised_its_part_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the ranks that this host has: one GPU may be all that a task sees of it."""
+    hardware = hardware_named("h200", 1)
+    assert hardware is not None
+    config = parse_args(["--preset", "llama3-8b", "--seq-length", "8192", "--train-iters", "1"]).config
+    plan, promised = make_plan(config, hardware, 512, 8), list[int]()
+    monkeypatch.setattr("redline.run.memory.usable_memory", lambda: 800)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, 0))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 0)
+    monkeypatch.setattr(
+        "redline.run.memory.lighter_changes",
+        lambda *_, host_limit_bytes, **__: (promised.append(host_limit_bytes), [])[1],
+    )
+    with pytest.raises(TrainingError), out_of_memory_explained(config, plan, hardware, 8):
+        raise MemoryError
+    assert promised == [100]
 
 
 def test_the_host_is_looked_at_once_a_start(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ from redline.formulas.megatron import (
 )
 from redline.formulas.memory import activation_table
 from redline.hardware import SHEETS, Hardware, detect_cpu, glance, hardware_named, usable_memory
-from redline.ledger import read_summary
+from redline.ledger import read_memory_summary
 from redline.plan import Plan, make_plan
 from redline.plan.cost_memory import stage_memories
 from redline.plan.cost_setup import setup_of
@@ -157,9 +157,15 @@ def comparison(plan: Plan, run: Mapping[str, Any]) -> dict[str, Any]:
 def _run_summary(folder: Path) -> dict[str, Any]:
     """The summary of a finished run."""
     path = folder / "summary.json" if folder.is_dir() else folder
-    with os_errors_as(ConfigError, path, "read"):
-        summary = read_summary(path)
-    return summary
+    try:
+        with os_errors_as(ConfigError, path, "read"):
+            return {"name": path.parent.name, **read_memory_summary(path)}
+    except ValueError as exc:
+        raise ConfigError(
+            f"--against {path}: this is no summary of a run: {exc}.",
+            why="what a run measured stands in the summary.json that it left; this one is damaged.",
+            mend="name the folder of another run.",
+        ) from exc
 
 
 def _options_of(folder: Path) -> list[str]:

@@ -22,7 +22,7 @@ from redline.ledger.mfu import Utilisation, mfu
 from redline.ledger.ranks import join_ranks
 from redline.ledger.skew import Skew
 from redline.ledger.statistics import RunStatistics
-from redline.ledger.summary import RunSummary, read_summary, write_summary
+from redline.ledger.summary import RunSummary, read_memory_summary, read_summary, write_summary
 
 __all__ = [
     "CAUSES",
@@ -48,6 +48,7 @@ __all__ = [
     "mfu",
     "open_ledger",
     "read_account",
+    "read_memory_summary",
     "read_metrics",
     "read_summary",
     "write_account",

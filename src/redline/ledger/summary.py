@@ -86,7 +86,13 @@ def write_summary(path: Path, summary: RunSummary) -> None:
 # What a reader may rely on: these are of that kind, or null, or absent.
 _KINDS = {"hardware": dict, "predicted_memory": dict, "mfu": dict, "versions": dict, "files": dict,
           "choices": list, "data": list}  # fmt: skip
-_WORDS = {dict: "object", list: "list"}
+# And who compares memory; a part stands behind its whole.
+_MEMORY_KINDS = {
+    "measured_memory": dict, "measured_activations": dict, "predicted_memory.total": int, "world_size": int,
+    "parameters": int, "measured_memory_bytes": int, "measured_after_forward": int,
+}  # fmt: skip
+_MEMORY_SIZES = ("measured_memory", "measured_activations.by_module")
+_WORDS: dict[type, str] = {dict: "object", list: "list", int: "whole number"}
 
 
 def read_summary(path: Path) -> dict[str, Any]:
@@ -97,12 +103,33 @@ def read_summary(path: Path) -> dict[str, Any]:
     document = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(document, dict):
         raise ValueError(f"it holds a {type(document).__name__}, not an object")
-    for name, kind in _KINDS.items():
-        if not isinstance(document.get(name), kind | None):
-            raise ValueError(f"its {name} is no {_WORDS[kind]}")
+    _check_kinds(document, _KINDS)
     named = ("what", "asked", "ran", "why")
     if not all(
         isinstance(each, dict) and each.keys() >= set(named) for each in document.get("choices") or ()
     ):
         raise ValueError(f"one of its choices does not name {', '.join(named)}")
     return document
+
+
+def read_memory_summary(path: Path) -> dict[str, Any]:
+    """The same, with what it says of measured memory held to what it must be."""
+    document = read_summary(path)
+    _check_kinds(document, _MEMORY_KINDS)
+    for name in _MEMORY_SIZES:
+        sizes = _at(document, name) or {}
+        if not isinstance(sizes, dict) or not all(isinstance(size, int) for size in sizes.values()):
+            raise ValueError(f"its {name} does not name whole numbers of bytes")
+    return document
+
+
+def _check_kinds(document: dict[str, Any], kinds: Mapping[str, type]) -> None:
+    for name, kind in kinds.items():
+        if not isinstance(_at(document, name), kind | None):
+            raise ValueError(f"its {name} is no {_WORDS[kind]}")
+
+
+def _at(document: dict[str, Any], name: str) -> Any:
+    """What stands under a name, or under the second of "one.two"; None for nothing."""
+    whole, _, part = name.partition(".")
+    return (document.get(whole) or {}).get(part) if part else document.get(whole)

@@ -16,7 +16,7 @@ from redline.files import os_errors_as
 from redline.hardware import Hardware, available_memory, usable_memory
 from redline.optim import FlatBuffers, Kind
 from redline.plan import Plan
-from redline.plan.host_memory import host_shares, host_warning, ranks_of_a_host
+from redline.plan.host_memory import host_shares, host_warning
 from redline.plan.lighter import advice, least_needed, lighter_changes
 from redline.step import TrainStep
 from redline.step.saved import SavedCount, count_next_step
@@ -157,15 +157,19 @@ def measured_activations(saved: SavedCount | str | None) -> dict[str, Any] | Non
 
 
 @contextmanager
-def out_of_memory_explained(config: RunConfig, plan: Plan, hardware: Hardware) -> Iterator[None]:
-    """Turn an allocator's failure into an error: what was predicted, what is there, and what would fit."""
+def out_of_memory_explained(config: RunConfig, plan: Plan, hardware: Hardware, ranks: int) -> Iterator[None]:
+    """Turn an allocator's failure into an error: what was predicted, what is there, and what would fit.
+
+    Args:
+        ranks: that share this host.
+    """
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not _is_out_of_memory(error):
             raise
         needed, there = plan.memory.reserved, _available(hardware)
-        host = usable_memory() // ranks_of_a_host(plan, hardware)
+        host = usable_memory() // ranks
         limit = least_needed(plan.memory, there, failed=True)
         changes = lighter_changes(config, plan, hardware, limit, host_limit_bytes=host)
         said, stage = _first_sentence(str(error)), plan.memory.fullest

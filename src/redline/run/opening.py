@@ -81,7 +81,7 @@ class OpenRun:
 
     Attributes:
         config: with the checkpoint's model shape, if that was asked for.
-        groups: the ranks it runs on.
+        groups: the ranks it runs on; local_ranks: how many of all share this host.
         progress: where this rank stands; watchdog: tells the others.
         schedules: the plan's, or the resumed checkpoint's.
         corpus: the demo corpus, None with other data.
@@ -93,6 +93,7 @@ class OpenRun:
 
     config: RunConfig
     groups: Groups
+    local_ranks: int
     progress: Progress
     watchdog: Watchdog
     device: torch.device
@@ -205,7 +206,7 @@ def open_run(parsed: Parsed, environment: Environment, say: Say) -> OpenRun:
     attention = first_then_all(  # one rank of a machine measures, and the others read what it wrote
         world.control, leads, lambda: choose_attention(config, plan, device, calibration)
     )
-    with out_of_memory_explained(config, plan, hardware):
+    with out_of_memory_explained(config, plan, hardware, environment.local_world_size):
         assembly = together(
             world.control,
             partial(
@@ -238,6 +239,7 @@ def open_run(parsed: Parsed, environment: Environment, say: Say) -> OpenRun:
     return OpenRun(
         config=config,
         groups=groups,
+        local_ranks=environment.local_world_size,
         progress=progress,
         watchdog=_watchdog(config, world, groups, progress, device),
         device=device,

@@ -63,7 +63,7 @@ def train_opened(run: OpenRun, started: float) -> dict[str, Any] | None:
         if leads:
             say(f"run folder: {folder.root}")
         if not done:
-            with out_of_memory_explained(run.config, run.plan, run.hardware):
+            with out_of_memory_explained(run.config, run.plan, run.hardware, run.local_ranks):
                 summary = _train_in(folder, run, started)
             with run.progress.patiently("waiting for the other ranks to end"):
                 together(run.groups.control, lambda: None)
