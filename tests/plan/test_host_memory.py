@@ -54,6 +54,22 @@ def test_bytes_of_a_snapshot(changes: dict[str, object], each: int) -> None:
     assert snapshot_bytes(1 << 10, dtypes) == each << 10
 
 
+def test_a_snapshots_buffers_are_pinned_and_round() -> None:
+    """One a tensor and state: of each layer's matrices those of MLP are 224 MiB, and take 256."""
+    found = {flags: planned(flags, ranks=ranks).memory.fullest.host.get(ROUNDING, 0) for flags, ranks in (
+        ("", 1), ("--no-save-optim", 1), ("--use-precision-aware-optimizer", 1), ("--no-async-save", 1),
+        ("--optimizer-cpu-offload", 1), ("--use-distributed-optimizer", 8),
+    )}  # fmt: skip
+    mlps, whole = 3 * 32 * 3 * (256 - 224 << 20), found[""]
+    tables = 3 * 2 * ((1 << 31) - 4 * 128_256 * 4096)
+    assert whole == mlps + tables
+    assert found["--no-save-optim"] == whole // 3
+    assert found["--use-precision-aware-optimizer"] == 2 * whole // 3, "main parameters are joined beside"
+    assert found["--no-async-save"] == found["--optimizer-cpu-offload"] == 0
+    assert found["--use-distributed-optimizer"] == pytest.approx(whole / 8, rel=1e-3)
+    assert ROUNDING not in planned("", CPU).memory.fullest.host
+
+
 def test_a_snapshot_is_shared_and_can_be_left_out() -> None:
     alone, four = (planned("--use-distributed-optimizer", ranks=ranks) for ranks in (1, 4))
     whole = alone.memory.fullest.host[SNAPSHOT]

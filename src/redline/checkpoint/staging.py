@@ -16,7 +16,7 @@ class StagingBuffers:
 
     One buffer a chunk, in pinned memory for tensors of a GPU (the copy then runs at the link's speed). Only
     chunks of this rank's plan are copied, so a tensor that all ranks hold is staged by one of them.
-    (torch's pinned allocator rounds each buffer up to a power of two; shapes of models mostly are near one.)
+    (torch's pinned allocator rounds each buffer up to a power of two; formulas/host.py counts that.)
     """
 
     def __init__(self) -> None:

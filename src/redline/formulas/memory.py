@@ -30,7 +30,15 @@ from redline.formulas.activations import (
     unit_input,
 )
 from redline.formulas.buckets import ALIGNMENT
-from redline.formulas.host import ACTIVATIONS, ROUNDING, SNAPSHOT, STATES, pinned_rounding, snapshot_bytes
+from redline.formulas.host import (
+    ACTIVATIONS,
+    ROUNDING,
+    SNAPSHOT,
+    STATES,
+    pinned_rounding,
+    snapshot_bytes,
+    snapshot_rounding,
+)
 from redline.formulas.params import stored_elements
 from redline.formulas.recompute import NOTHING
 from redline.formulas.saved import by_module
@@ -160,12 +168,16 @@ def training_memory(shape: ModelShape, run: MicrobatchShape, dtypes: StateDtypes
             host = away_bytes(elements, dtypes)
         state = {name: size - host.get(name, 0) for name, size in state.items()}
         state["optimizer_stages"] = stage_bytes(elements, dtypes)
+    rounding = snapshot_rounding(shape, run.tp, dtypes) if run.device == "cuda" else 0
     shape = of_rank(shape, run.tp)
     if run.offload_layers and run.device == "cuda":
         sizes = [held.num_bytes for held in offloaded(shape, run)]
-        host |= {ACTIVATIONS: sum(sizes), ROUNDING: pinned_rounding(sizes)}
+        host[ACTIVATIONS] = sum(sizes)
+        rounding += pinned_rounding(sizes)
     if snapshot := snapshot_bytes(elements, dtypes):
         host[SNAPSHOT] = snapshot
+    if rounding:
+        host[ROUNDING] = rounding
     if run.fp8_stored:
         state["weights"] -= (ITEM_BYTES[dtypes.param] - 1) * run.fp8_weights
     copies = run.fp8_weights * (run.fp8_copies - run.fp8_stored) + 2 * run.fp8_head
