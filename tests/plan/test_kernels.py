@@ -8,7 +8,7 @@ import pytest
 
 from redline.config import KernelsConfig
 from redline.errors import ConfigError
-from redline.formulas.operators import OPERATORS, OPT_IN
+from redline.formulas.operators import OPERATORS
 from redline.formulas.shape import ModelShape
 from redline.plan import Conditions, choose_kernels, kernels
 
@@ -139,8 +139,8 @@ def test_a_switch_with_nothing_to_switch_off_is_said(impl):
 
 def test_every_operator_has_a_switch_and_is_in_the_record():
     """What an option switches is one place of the code, which the page of the operators repeats."""
-    assert {each for operators in kernels.SWITCHES.values() for each in operators} == OPERATORS | OPT_IN
-    assert kernels.SWITCHES.keys() - {"bias_gelu_fusion", "fused_residual_rmsnorm"} == SWITCHES.keys()
+    assert {each for operators in kernels.SWITCHES.values() for each in operators} == OPERATORS
+    assert kernels.SWITCHES.keys() - {"bias_gelu_fusion"} == SWITCHES.keys()
     recorded = {f"{name.replace('_', '-')}" for name in SWITCHES}
     assert ran(choose()) == {"transformer-impl": "fused", **dict.fromkeys(recorded, "fused")}
     assert ran(choose(transformer_impl="local")) == {"transformer-impl": "local"}

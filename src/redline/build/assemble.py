@@ -138,7 +138,8 @@ def assemble(
     bits = determinism(config.train.deterministic_mode, device.type, attention_choice.ran, kernels.fused)
     shared = SharedParameters(tp.group, shared_parameters(plan.shape, tp.rank, sequence=tp.sequence))
     optimizer = make_optimizer(config, buffers, recipe, kernels.fused, shared, ranks)
-    adam = replace(optimizer.adam.choice, asked="auto")
+    asked = {None: "auto", True: "triton", False: "fused"}[config.kernels.adamw_fusion]
+    adam = replace(optimizer.adam.choice, asked=asked)
     choices = (*kernels.choices, adam, attention_choice, *tp_choices, bits)
     return Assembly(plan, model, optimizer, fp8, recipe, choices)
 

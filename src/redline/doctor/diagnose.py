@@ -46,13 +46,13 @@ class Diagnosis:
 def explained(diagnosis: Diagnosis) -> list[tuple[Loss, float, list[str]]]:
     """Each cause in a run's ledger with its share of the loss and the failed checks that may regain it."""
     run = diagnosis.case.run
-    failed = {finding.id for finding in diagnosis.findings}
-    losses = () if run is None else run.losses
-    return [
-        (loss, run.lost(loss), [id for id in loss.mends if id in failed])
-        for loss in losses
-        if run is not None
-    ]
+    if run is None:
+        return []
+    found = []
+    for loss in run.losses:
+        failed = {finding.id for finding in diagnosis.findings if finding.may_regain(loss)}
+        found.append((loss, run.lost(loss), [id for id in loss.mends if id in failed]))
+    return found
 
 
 ROUNDS = 3  # of mends upon mends: less recompute once sequence parallelism has freed memory, and so on
@@ -157,6 +157,7 @@ def _finding(case: Case, check: Check, hit: Hit, lang: str) -> Finding:
         mend=texts["mend"].format(**words),
         gain=gain_of(case, check, hit, say),
         change=hit.mend,
+        causes=hit.causes,
     )
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
+
+from redline.ledger import Loss
 
 Severity = Literal["error", "warning", "hint"]
 Account = Literal["kernels", "communication", "memory", "host"]
@@ -47,6 +49,7 @@ class Hit:
         text: suffix of an alternative set of texts ("RL007.oom").
         share: share of the step time that the mend saves, where the check itself knows it.
         basis: phrase that says where `share` is from; "" for a measurement of a run, or arithmetic.
+        causes: keys of the ledger's causes that hold its time, where they are not all of the check's.
     """
 
     at: str = ""
@@ -56,6 +59,7 @@ class Hit:
     text: str = ""
     share: float | None = None
     basis: str = ""
+    causes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +82,7 @@ class Finding:
         mend: what to change, with the exact flags.
         gain: predicted, with its basis.
         change: the mend as data.
+        causes: as of the hit.
     """
 
     id: str
@@ -91,8 +96,19 @@ class Finding:
     mend: str
     gain: Gain
     change: Mend
+    causes: tuple[str, ...] = ()
+
+    def may_regain(self, loss: Loss) -> bool:
+        """Whether its mend may regain time of this loss."""
+        return may_regain(self.id, self.causes, loss)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        plain = {name: getattr(self, name) for name in self.__slots__ if name not in ("gain", "change")}
+        inner = ("gain", "change", "causes")
+        plain = {name: getattr(self, name) for name in self.__slots__ if name not in inner}
         return plain | {"gain": asdict(self.gain)}
+
+
+def may_regain(id: str, causes: Collection[str], loss: Loss) -> bool:
+    """Whether a mend of check `id` may regain time of this loss; `causes` as of a hit."""
+    return id in loss.mends and (not causes or loss.key in causes)

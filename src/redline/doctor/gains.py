@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from redline.doctor.case import Case
-from redline.doctor.finding import Gain, Hit
+from redline.doctor.finding import Gain, Hit, may_regain
 from redline.doctor.registry import Check
 from redline.plan.cost import StepCost
 
@@ -66,7 +66,8 @@ def gain_upon(before: StepCost, after: StepCost, say: Mapping[str, str]) -> Gain
 
 def _unknown(case: Case, check: Check, hit: Hit, say: Mapping[str, str]) -> str:
     """Why there is no figure; where the run has a ledger, the most it could be."""
-    if case.run is not None and (of := [loss for loss in case.run.losses if check.id in loss.mends]):
+    losses = () if case.run is None else case.run.losses
+    if of := [loss for loss in losses if may_regain(check.id, hit.causes, loss)]:
         causes = ", ".join(f"{loss.cause} {loss.share:.1%}" for loss in of)
         return say["unknown_at_most"].format(share=f"{sum(loss.share for loss in of):.1%}", causes=causes)
     if case.run is not None and case.run.losses and check.id == "RL704":

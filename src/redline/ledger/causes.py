@@ -24,11 +24,11 @@ class Cause:
 
 CAUSES: dict[str, Cause] = {
     "gemm": Cause("kernels", "matrix products below peak", ("RL012", "RL101", "RL103", "RL104", "RL105")),
-    "attention": Cause("kernels", "attention below peak", ("RL002", "RL011", "RL102")),
+    "attention": Cause("kernels", "attention below peak", ("RL002", "RL011", "RL102", "RL106")),
     "norm": Cause("kernels", "normalisation", ("RL001", "RL106")),
     "activation": Cause("kernels", "activation", ("RL001", "RL106")),
-    "loss": Cause("kernels", "loss", ("RL107",)),
-    "optimizer": Cause("kernels", "optimizer", ("RL104",)),
+    "loss": Cause("kernels", "loss", ("RL107", "RL106")),
+    "optimizer": Cause("kernels", "optimizer", ("RL104", "RL106")),
     "cast": Cause("kernels", "casts and copies on the device", ("RL105", "RL115")),
     "other": Cause("kernels", "other kernels", ("RL001", "RL106", "RL112")),
     "tp": Cause("communication", "exposed tensor-parallel collectives", ("RL006", "RL205", "RL210")),

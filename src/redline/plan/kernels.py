@@ -14,11 +14,12 @@ from redline.choice import Choice
 from redline.config import KernelsConfig
 from redline.config.flags import to_flag
 from redline.errors import ConfigError
-from redline.formulas.operators import OPT_IN, Operator
+from redline.formulas.operators import Operator
 from redline.formulas.shape import ModelShape
 
 FUSED_PRECISIONS = frozenset(("bf16", "fp16", "fp32"))
-# The option of every operator. The model's activation and --cross-entropy-fusion-impl say which of two acts.
+# The option of every operator that runs unless somebody objects. The model's activation says which of two
+# options acts, --cross-entropy-fusion-impl which of two operators.
 SWITCHES: Mapping[str, tuple[Operator, ...]] = {
     "persist_layer_norm": ("norm", "qk_norm"),
     "rope_fusion": ("rope",),
@@ -30,7 +31,6 @@ SWITCHES: Mapping[str, tuple[Operator, ...]] = {
     "embedding_fusion": ("embedding",),
     "adamw_fusion": ("adamw",),
     "grad_norm_fusion": ("grad_norm",),
-    "fused_residual_rmsnorm": ("residual_norm",),
 }
 
 
@@ -103,7 +103,7 @@ def choose_kernels(config: KernelsConfig, shape: ModelShape, at: Conditions) -> 
         runs = asked is not False and reason is None
         if runs:
             fused.update(switch.operators)
-        if whole.ran == "transformer_engine" and switch.operators == ("activation",):
+        if whole.ran == "transformer_engine" and "activation" in switch.operators:
             continue  # it is inside the package's MLP, which keeps what the fused one keeps
         why = _why(switch, asked, reason)
         choices.append(_choice(switch, asked, ("fused" if runs else "local"), why))
@@ -154,12 +154,13 @@ def _engine(what: str, asked: str, at: Conditions) -> Choice:
 
 
 def _switches(config: KernelsConfig, shape: ModelShape, at: Conditions) -> Iterator[Switch]:
-    """Those of the operators that run unless somebody objects."""
-    unused = "linear_cross_entropy" if config.cross_entropy_fusion_impl == "native" else "cross_entropy"
-    for name, all_of_it in SWITCHES.items():
-        operators = tuple(each for each in all_of_it if each != unused and each not in OPT_IN)
-        if operators:
-            yield Switch(name, operators, _absent(name, shape, at.attention))
+    """SWITCHES, each with what it switches in this model."""
+    loss: Operator = (
+        "cross_entropy" if config.cross_entropy_fusion_impl == "native" else "linear_cross_entropy"
+    )
+    for name, operators in SWITCHES.items():
+        acting = (loss,) if name == "cross_entropy_loss_fusion" else operators
+        yield Switch(name, acting, _absent(name, shape, at.attention))
 
 
 def _absent(name: str, shape: ModelShape, attention: str) -> str | None:
@@ -169,7 +170,7 @@ def _absent(name: str, shape: ModelShape, attention: str) -> str | None:
     if name == "masked_softmax_fusion" and attention != "unfused":
         return f"{attention} attention has no softmax of its own"
     own = "bias_swiglu_fusion" if shape.activation == "swiglu" else "bias_gelu_fusion"
-    if SWITCHES[name] == ("activation",) and name != own:
+    if "activation" in SWITCHES[name] and name != own:
         return f"the model's activation is {shape.activation}"
     return None
 

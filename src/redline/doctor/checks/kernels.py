@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from redline.doctor.case import Case, unstated
 from redline.doctor.finding import Hit, Mend
 from redline.doctor.registry import check
+from redline.formulas.operators import Operator
 from redline.formulas.resolve import ffn_size
 from redline.hardware import AMPERE
 from redline.plan.cost_setup import virtual_stages
+from redline.plan.kernels import SWITCHES
 
-FUSIONS = (
-    "bias_swiglu_fusion",
-    "bias_gelu_fusion",
-    "bias_dropout_fusion",
-    "masked_softmax_fusion",
-    "rope_fusion",
-    "persist_layer_norm",
-    "embedding_fusion",
-    "adamw_fusion",
-    "grad_norm_fusion",
-)
+# The ledger's cause that holds an operator's time, fused or not.
+CAUSE_OF: Mapping[Operator, str] = {
+    "norm": "norm",
+    "qk_norm": "norm",
+    "rope": "other",
+    "activation": "activation",
+    "bias_dropout_add": "other",
+    "masked_softmax": "attention",
+    "embedding": "other",
+    "cross_entropy": "loss",
+    "linear_cross_entropy": "loss",
+    "adamw": "optimizer",
+    "grad_norm": "optimizer",
+}
 SCALING = ("loss_scale", "initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis")
 WORTH = 0.01  # of the step time, from which a tuning is worth a line
 NO_TOY = 4096  # hidden size from which small GEMMs come from the layout, not from the model
@@ -171,16 +176,31 @@ def wgrad_fusion(case: Case) -> Hit | None:
     return Hit(at="gradient_accumulation_fusion", mend=mend)
 
 
-@check("RL106", "kernels", "warning", *FUSIONS)
+@check("RL106", "kernels", "warning", *SWITCHES)
 def fusions_off(case: Case) -> Iterator[Hit]:
     """A fusion that is on by default was switched off."""
-    for name in FUSIONS:
-        gelu = name == "bias_gelu_fusion" and case.config.model.activation_func == "swiglu"
-        softmax = name == "masked_softmax_fusion" and not flash_attention.hits(case)  # no softmax of its own
-        if case.said(name) and case.get(name) is False and not gelu and not softmax:
-            flag = "--no-" + name.replace("_", "-")
-            value = True if case.dialect == "megatron" else None
-            yield Hit(at=name, words={"flag": flag}, mend=Mend(values={name: value}))
+    if _on_cpu(case):
+        return
+    for name, operators in SWITCHES.items():
+        if not case.said(name) or case.get(name) is not False or _nothing_to_fuse(case, name):
+            continue
+        causes = tuple(dict.fromkeys(CAUSE_OF[each] for each in operators))
+        yield Hit(
+            at=name,
+            words={"flag": "--no-" + name.replace("_", "-")},
+            text="optimizer" if causes == ("optimizer",) else "",
+            mend=Mend(values={name: True if case.dialect == "megatron" else None}),
+            causes=causes,
+        )
+
+
+def _nothing_to_fuse(case: Case, name: str) -> bool:
+    """Whether the model has nothing that this option could switch."""
+    if name == "bias_gelu_fusion":
+        return case.config.model.activation_func == "swiglu"
+    if name == "masked_softmax_fusion":
+        return not flash_attention.hits(case)  # others have no softmax of their own
+    return name == "cross_entropy_loss_fusion" and case.dialect == "megatron"  # off by default: RL107 tells
 
 
 @check("RL107", "kernels", "hint", "cross_entropy_loss_fusion")

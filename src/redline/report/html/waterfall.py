@@ -193,18 +193,21 @@ def _segments(losses: Sequence[Loss], account: StepAccount) -> list[Segment]:
 def _regains(losses: Sequence[Loss], known: bool, diagnosis: Diagnosis | None) -> list[Regain]:
     """Those that fail first, then by what their causes hold."""
     checks = {each.id for each in CHECKS}
-    failed = None if diagnosis is None else {finding.id for finding in diagnosis.findings}
+    findings = () if diagnosis is None else diagnosis.findings
+    failed = {finding.id for finding in findings}
     causes: dict[str, list[Loss]] = {}
     for loss in losses:
+        regain = {finding.id for finding in findings if finding.may_regain(loss)}
         for id in loss.mends if loss.ms > 0 else ():
-            causes.setdefault(id, []).append(loss)
+            if id in regain or id not in failed:
+                causes.setdefault(id, []).append(loss)
     found = [
         Regain(
             id,
             texts_of(id, "", "en")["title"] if id in checks else "a check of another release",
             [cause_of(loss, known) for loss in own],
             sum(loss.share for loss in own),
-            None if failed is None else id in failed,
+            None if diagnosis is None else id in failed,
         )
         for id, own in causes.items()
     ]
