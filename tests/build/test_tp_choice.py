@@ -68,12 +68,22 @@ def test_one_object_pushes_for_all_sites(timed: list[Sites], monkeypatch: pytest
     assert "symmetric" in choices["tp-comm-overlap, scatter"]
 
 
-def test_in_fp8_auto_chooses_among_what_multiplies_bytes(timed: list[Sites]) -> None:
-    """Nothing is measured by products that will not run; a scatter goes with the gather."""
-    tp, choices = axis("--fp8")
-    assert tp.gather_gemm == tp.gemm_scatter == Chunked(2) and timed == []
+def test_in_fp8_auto_measures_what_multiplies_bytes(timed: list[Sites]) -> None:
+    """By products of bytes, where some layer has one there; in 16 bits what none has in fp8."""
+    tp, choices = axis("--fp8 --fp8-keep-bf16 *.fc1 *.proj *.fc2")
+    assert tp.gather_gemm == tp.gemm_scatter == Chunked(2)
+    gather, scatter = timed
+    assert gather.sizes == ((2048, 1536),) and scatter.sizes == ((1024, 2048), (4096, 2048))
+    assert gather.product is not None and scatter.product is None
     said = choices["tp-comm-overlap, gather"]
-    assert "no GEMM in fp8 is measured; not pushed or symmetric: they multiply 16 bits" in said
+    assert (
+        said.startswith("chunked (2): the fastest of chunked (2) 1.00 ms, chunked (4)")
+        and "plain 2.00" in said
+    )
+    assert said.endswith("not pushed or symmetric: they multiply 16 bits alone")
+    timed.clear()
+    tp, choices = axis("--fp8", device="cpu")
+    assert timed == [] and "nothing is measured on a CPU" in choices["tp-comm-overlap, gather"]
     tp, _ = axis("--fp8 --tp-comm-overlap-method plain")
     assert tp.gather_gemm == tp.gemm_scatter == Plain()
     for method in ("pushed", "symmetric"):

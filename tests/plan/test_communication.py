@@ -12,6 +12,7 @@ from redline.plan import complaints, wanted_settings
 
 TP = "--tensor-model-parallel-size 2 --sequence-parallel --tp-comm-overlap --mock-data"
 CHUNKED = f"{TP} --tp-comm-overlap-method chunked"
+TWICE = "--mock-data --use-distributed-optimizer --num-distributed-optimizer-instances 2"
 
 
 def config_of(words: str) -> RunConfig:
@@ -23,6 +24,7 @@ def config_of(words: str) -> RunConfig:
     [
         ("--mock-data", []),
         (TP, []),
+        (f"{TP} --fp8", []),
         (CHUNKED, ["CUDA_DEVICE_MAX_CONNECTIONS"]),
         ("--mock-data --deterministic-mode", ["NCCL_ALGO"]),
         (
@@ -47,6 +49,13 @@ def test_what_a_layout_needs(words: str, names: list[str]) -> None:
         ),
         ("--mock-data", {"CUDA_LAUNCH_BLOCKING": "1"}, ["CUDA_LAUNCH_BLOCKING=1 is set: every kernel"]),
         ("--mock-data", {"CUDA_DEVICE_MAX_CONNECTIONS": "8"}, []),
+        ("--mock-data", {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}, []),
+        (
+            TWICE,
+            {"CUDA_DEVICE_MAX_CONNECTIONS": "1"},
+            ["CUDA_DEVICE_MAX_CONNECTIONS=1 is set: a sum across instances"],
+        ),
+        (f"{TWICE} --no-overlap-grad-reduce", {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}, []),
         (CHUNKED, {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}, []),
         (
             CHUNKED,
@@ -84,6 +93,11 @@ def test_the_user_wins_and_all_is_recorded(
     assert choice.ran == ran
     settings = dict(item.removesuffix(" (as found)").split("=", 1) for item in ran.split(", "))
     assert os.environ == {**ranks, **settings}
+
+
+def test_one_queue_beside_instances_is_recorded_with_its_price() -> None:
+    (setting,) = wanted_settings(config_of(f"{CHUNKED} {TWICE.removeprefix('--mock-data')}"))
+    assert setting.value == "1" and "holds backward's kernels up" in setting.why
 
 
 def test_what_torch_elastic_sets_is_not_told_as_the_users(monkeypatch: pytest.MonkeyPatch) -> None:

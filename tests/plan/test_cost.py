@@ -180,6 +180,26 @@ def test_unordered_launches_cost_only_tensor_parallel_time() -> None:
     assert other.parts["tp"] > one.parts["tp"] and other.parts["attention"] == one.parts["attention"]
 
 
+def test_in_fp8_no_more_is_promised_of_joined_gemms_than_pieces_hide() -> None:
+    """Rows of half the bytes, and a fifth less in the open by pieces; nobody else writes fp8 to its peers."""
+    sp = {"tensor_model_parallel_size": 8, "sequence_parallel": True, "seq_length": 8192}
+    on, rates = {"tp_comm_overlap": True}, rates_of(hardware_named("h200"))  # type: ignore[arg-type]
+
+    def visible(dialect: str = "redline", **values: Any) -> float:
+        return predict(setup("llama3-8b", world=8, dialect=dialect, **sp, **values), rates).parts["tp"]
+
+    fp8 = {"fp8_format": "hybrid", "fp8_recipe": "delayed"}
+    apart, auto, pieces = (
+        visible(**fp8, **each) for each in ({}, on, {**on, "tp_comm_overlap_method": "chunked"})
+    )
+    assert visible(**on) < 0.5 * visible(), "16 bits are pushed"
+    assert apart > auto > 0.75 * apart and auto > pieces > 0.75 * auto
+    assert auto == visible(**fp8, **on, tp_comm_overlap_method="plain")
+    measured = {**fp8, "fp8_recipe": "tensorwise"}
+    assert visible(**measured, **on) > auto and visible(**measured) == apart
+    assert visible("megatron", **fp8, **on) < 0.5 * visible("megatron", **fp8), "its library has more ways"
+
+
 def test_instances_shard_inside_a_node_and_hide_what_goes_across() -> None:
     """Two nodes, a copy of the states on each: gathers stay inside, a shard's sum goes across."""
     dp = {"use_distributed_optimizer": True, "global_batch_size": 16, "overlap_grad_reduce": True}

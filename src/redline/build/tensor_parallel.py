@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
@@ -16,11 +17,13 @@ from redline.config import OverlapConfig, RunConfig
 from redline.errors import ConfigError
 from redline.formulas.tp_traffic import TURNS, pushed_turn_bytes, symmetric_workspace_bytes
 from redline.model import TensorParallel
+from redline.model.fp8_linked import random_product
 from redline.plan import Plan
 
 CHUNKS = 2  # where nobody says, and nothing can be measured
 CANDIDATES = (2, 4)
 Timer = Callable[[Sequence[LinkedGemm], Sites, Group], list[Timing]]
+Sizes = dict[str, tuple[int, int]]  # K and N of each product of a layer, by the name of its site
 
 
 def tensor_parallel(
@@ -37,28 +40,29 @@ def tensor_parallel(
     choices = [Choice("tensor-parallel", str(group.size), str(group.size), f"the ranks share {what}")]
     if not overlap.tp_comm_overlap:
         return TensorParallel(group=group, sequence=sequence), tuple(choices)
-    in_fp8 = plan.fp8 is not None
     candidates, refusal = _candidates(overlap, plan, group)
     rank = plan.shape.of_rank(group.size)
     rows = plan.microbatch.tokens // group.size
     unmeasured = "nothing is measured on a CPU" if device.type != "cuda" else None
-    unmeasured = unmeasured or ("no GEMM in fp8 is measured" if in_fp8 else None)
+    product = partial(random_product, dtype=dtype, device=device)
 
-    def choose(name: str, wanted: bool, timer: Timer, bulk: bool, *sizes: tuple[int, int]) -> LinkedGemm:
+    def choose(name: str, wanted: bool, timer: Timer, bulk: bool, sizes: Sizes) -> LinkedGemm:
+        in_fp8 = {part: sizes[part] for part in sizes if plan.fp8 is not None and _has(plan.fp8.sites, part)}
+        timed = tuple((in_fp8 or sizes).values())
+
         def time(each: Sequence[LinkedGemm]) -> list[Timing]:
-            return timer(each, Sites(rows, sizes, dtype, bulk), group)
+            sites = Sites(rows, timed, dtype, bulk, product if in_fp8 else None, device)
+            return timer(each, sites, group)
 
         provider, ran, why = _choose(candidates if wanted else [], unmeasured or time)
         asked = overlap.tp_comm_overlap_method
         choices.append(Choice(f"tp-comm-overlap, {name}", asked, ran, f"{why}{refusal}" if wanted else why))
         return provider
 
-    columns = (rank.hidden, rank.q_size + 2 * rank.kv_size), (rank.hidden, rank.fc1_size)
-    gather = choose("gather", overlap.tp_comm_overlap_ag, time_gathers, overlap.tp_comm_bulk_wgrad, *columns)
-    summed = (rank.q_size, rank.hidden), (rank.ffn, rank.hidden)
-    scatter = choose(
-        "scatter", overlap.tp_comm_overlap_rs, time_scatters, overlap.tp_comm_bulk_dgrad, *summed
-    )
+    columns = {"qkv": (rank.hidden, rank.q_size + 2 * rank.kv_size), "fc1": (rank.hidden, rank.fc1_size)}
+    gather = choose("gather", overlap.tp_comm_overlap_ag, time_gathers, overlap.tp_comm_bulk_wgrad, columns)
+    summed = {"proj": (rank.q_size, rank.hidden), "fc2": (rank.ffn, rank.hidden)}
+    scatter = choose("scatter", overlap.tp_comm_overlap_rs, time_scatters, overlap.tp_comm_bulk_dgrad, summed)
     choices.append(_bulk(overlap))
     tp = TensorParallel(
         group=group,
@@ -114,6 +118,11 @@ def _pushed(plan: Plan, group: Group) -> LinkedGemm | str:
     num_bytes = pushed_turn_bytes(plan.shape, plan.microbatch)
     area = open_area(group, TURNS * num_bytes)
     return area if isinstance(area, str) else Pushed(area, num_bytes)
+
+
+def _has(sites: Sequence[str], part: str) -> bool:
+    """Whether some layer has this part among the sites."""
+    return any(site.endswith(f".{part}") for site in sites)
 
 
 def _choose(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from redline.comm.collectives import all_reduce
 from redline.comm.groups import Group
-from redline.comm.linked_gemm import LinkedGemm
+from redline.comm.linked_gemm import Chunked, LinkedGemm, Plain, Product
 
 WARMUP, TIMED, GEMMS = 3, 10, 8
 
@@ -30,17 +30,24 @@ class Sites:
     """GEMMs that are joined to a collective: `rows` of each rank, and (K, N) of each product.
 
     Attributes:
+        dtype: of matrices, and of what a `product` gives.
         bulk: also what travels behind another GEMM in backward.
+        product: makes of K and N what multiplies rows of bytes [R, K]; None: they are matrices. Only Plain
+            and Chunked multiply so, and they send the same behind other GEMMs: `bulk` is then not measured.
     """
 
     rows: int
     sizes: tuple[tuple[int, int], ...]
     dtype: torch.dtype
     bulk: bool = True
+    product: Callable[[int, int], Product] | None = None
+    device: torch.device | str = "cuda"
 
 
 def time_gathers(providers: Sequence[LinkedGemm], sites: Sites, group: Group) -> list[Timing]:
     """gather([rows, K]) [K, N], and the gather alone behind the GEMM of dgrad; the fastest first."""
+    if sites.product is not None:
+        return _time_products(providers, sites, sites.product, group, gathers=True)
     operands = _operands(sites.rows, sites)
     outputs = [x.new_empty(group.size * sites.rows, w.shape[1]) for x, w in operands]
 
@@ -52,13 +59,17 @@ def time_gathers(providers: Sequence[LinkedGemm], sites: Sites, group: Group) ->
                 dy @ w.T
                 gathering.wait()
 
-    return _sorted(
-        providers, run, lambda: [dy @ w.T for (_, w), dy in zip(operands, outputs, strict=True)], group
-    )
+    def gemms() -> None:
+        for (_, w), dy in zip(operands, outputs, strict=True):
+            dy @ w.T
+
+    return _sorted(providers, run, gemms, sites, group)
 
 
 def time_scatters(providers: Sequence[LinkedGemm], sites: Sites, group: Group) -> list[Timing]:
     """scatter([size x rows, K] [K, N]), and the scatter alone behind the GEMM of wgrad; the fastest first."""
+    if sites.product is not None:
+        return _time_products(providers, sites, sites.product, group, gathers=False)
     operands = _operands(group.size * sites.rows, sites)
     outputs = [x.new_empty(len(x), w.shape[1]) for x, w in operands]
 
@@ -70,15 +81,48 @@ def time_scatters(providers: Sequence[LinkedGemm], sites: Sites, group: Group) -
                 y.T @ x
                 scattering.wait()
 
-    return _sorted(providers, run, lambda: [x @ w for x, w in operands], group)
+    return _sorted(providers, run, lambda: [x @ w for x, w in operands], sites, group)
+
+
+def _time_products(
+    providers: Sequence[LinkedGemm],
+    sites: Sites,
+    product: Callable[[int, int], Product],
+    group: Group,
+    *,
+    gathers: bool,
+) -> list[Timing]:
+    """The same of rows that travel as bytes: the gather before their product, or the scatter behind it."""
+    whole = group.size * sites.rows
+    operands = [(_random_bytes(whole, K, sites.device), product(K, N)) for K, N in sites.sizes]
+    outputs = [by.empty(x, len(x)) for x, by in operands]
+
+    def run(provider: LinkedGemm) -> None:
+        assert isinstance(provider, Plain | Chunked), "the others multiply matrices alone"
+        for x, by in operands:
+            if gathers:
+                provider.gather_product(x[: sites.rows], by, group)
+            else:
+                provider.product_scatter(x, by, group)
+
+    def gemms() -> None:
+        for (x, by), y in zip(operands, outputs, strict=True):
+            by.into(x, y)
+
+    return _sorted(providers, run, gemms, sites, group)
+
+
+def _random_bytes(rows: int, K: int, device: torch.device | str) -> Tensor:
+    """Finite positive numbers in either format of fp8."""
+    return torch.randint(0, 0x7B, (rows, K), dtype=torch.uint8, device=device)
 
 
 def _operands(rows: int, sites: Sites) -> list[tuple[Tensor, Tensor]]:
     """Of each product a matrix and the transposed view of a weight, as a site multiplies them."""
     return [
         (
-            torch.randn(rows, K, dtype=sites.dtype, device="cuda"),
-            torch.randn(N, K, dtype=sites.dtype, device="cuda").T,
+            torch.randn(rows, K, dtype=sites.dtype, device=sites.device),
+            torch.randn(N, K, dtype=sites.dtype, device=sites.device).T,
         )
         for K, N in sites.sizes
     ]
@@ -88,9 +132,10 @@ def _sorted(
     providers: Sequence[LinkedGemm],
     run: Callable[[LinkedGemm], object],
     gemms: Callable[[], object],
+    sites: Sites,
     group: Group,
 ) -> list[Timing]:
-    times = torch.tensor([_median_ms(partial(run, each), gemms) for each in providers], device="cuda")
+    times = torch.tensor([_median_ms(partial(run, each), gemms) for each in providers], device=sites.device)
     slowest = all_reduce(times, group, "max").tolist()
     timings = [Timing(each, ms) for each, ms in zip(providers, slowest, strict=True)]
     return sorted(timings, key=lambda timing: timing.ms)

@@ -7,7 +7,7 @@ the same methods to the caller by another object.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
@@ -36,8 +36,9 @@ class Work(Protocol):
         """Until then the tensor belongs to the collective."""
 
 
+@runtime_checkable
 class Sent(Work, Protocol):
-    """A collective under way."""
+    """A collective under way that another one may follow."""
 
     def is_completed(self) -> bool:
         """Whether it is over; on a GPU that asks the device."""
@@ -63,10 +64,10 @@ class Transport(Protocol):
     def all_reduce(self, tensor: Tensor) -> Sent:
         """Start summing `tensor` over the ranks, in place."""
 
-    def reduce_scatter(self, tensor: Tensor) -> Sent:
+    def reduce_scatter(self, tensor: Tensor) -> Work:
         """Start summing the own part of `tensor`, in place; what the other parts hold then is undefined."""
 
-    def all_gather(self, tensor: Tensor) -> Sent:
+    def all_gather(self, tensor: Tensor) -> Work:
         """Start filling the other parts of `tensor` from the ranks that own them."""
 
     def can_follow(self, first: Sent) -> bool:
@@ -98,22 +99,22 @@ class Collectives:
         work: Sent = dist.all_reduce(tensor, group=self._handle, async_op=True)
         return work
 
-    def reduce_scatter(self, tensor: Tensor) -> Sent:
+    def reduce_scatter(self, tensor: Tensor) -> Work:
         """See Transport."""
         if self._handle is None:
             return Done()
         self._group.sends("reduce-scatter", tensor)
         if self._wide_sum and tensor.element_size() < 4:
             return _WideSum(tensor, self._own(tensor), self.size, self._handle)
-        work: Sent = _reduce_scatter(self._own(tensor), tensor, group=self._handle, async_op=True)
+        work: Work = _reduce_scatter(self._own(tensor), tensor, group=self._handle, async_op=True)
         return work
 
-    def all_gather(self, tensor: Tensor) -> Sent:
+    def all_gather(self, tensor: Tensor) -> Work:
         """See Transport."""
         if self._handle is None:
             return Done()
         self._group.sends("all-gather", tensor)
-        work: Sent = _all_gather(tensor, self._own(tensor), group=self._handle, async_op=True)
+        work: Work = _all_gather(tensor, self._own(tensor), group=self._handle, async_op=True)
         return work if self._group.pace is None else _Timed(work, self._group.pace)
 
     def can_follow(self, first: Sent) -> bool:
@@ -143,7 +144,7 @@ class Collectives:
 class _Timed:
     """Work whose wait, in the midst of a rank's own, is no part of that."""
 
-    def __init__(self, work: Sent, pace: Pace) -> None:
+    def __init__(self, work: Work, pace: Pace) -> None:
         self._work, self._pace = work, pace
 
     def wait(self) -> None:
@@ -151,13 +152,13 @@ class _Timed:
         with self._pace.waiting():
             self._work.wait()
 
-    def is_completed(self) -> bool:
-        """See Sent."""
-        return self._work.is_completed()
-
 
 class _WideSum:
-    """A reduce-scatter as an all-to-all whose parts are added in fp32 when it is waited for."""
+    """A reduce-scatter as an all-to-all whose parts are added in fp32 when it is waited for.
+
+    It is no `Sent`, which another collective may follow: on a GPU the parts belong to the stream that began
+    it, and would be given back while the stream that `all_reduce_after` lets wait still adds them up.
+    """
 
     def __init__(self, tensor: Tensor, own: Tensor, size: int, handle: dist.ProcessGroup) -> None:
         self._parts, self._own, self._size = torch.empty_like(tensor), own, size
@@ -168,7 +169,3 @@ class _WideSum:
         self._work.wait()
         parts = self._parts.view(self._size, -1)
         self._own.copy_(parts.sum(0, dtype=torch.float32))
-
-    def is_completed(self) -> bool:
-        """Whether everything has come; it is added up in `wait`."""
-        return bool(self._work.is_completed())

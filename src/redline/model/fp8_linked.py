@@ -34,6 +34,17 @@ def as_bytes(q: Tensor) -> Tensor:
     return q.view(torch.uint8)
 
 
+def random_product(K: int, N: int, dtype: torch.dtype, device: torch.device) -> Product:
+    """A forward product in `dtype` by a random weight, to be timed: of bytes [R, K] -> [R, N]."""
+    w_NK = torch.randn(N, K, dtype=dtype, device=device).to(torch.float8_e4m3fn)
+    one = torch.ones(1, device=device)
+
+    def into(q_RK: Tensor, y_RN: Tensor) -> None:
+        fp8.gemm_into(q_RK.view(w_NK.dtype), w_NK, one, one, y_RN, True)
+
+    return Product(into, N, dtype)
+
+
 def forward_product(gemm: Fp8Gemm, inverse: Tensor, dtype: torch.dtype) -> Product:
     """x W^T in `dtype`, of rows of x in fp8 or as bytes: [R, I] -> [R, O]."""
 

@@ -20,7 +20,7 @@ from functools import partial
 
 from torch import Tensor
 
-from redline.comm import Sent, Transport
+from redline.comm import Sent, Transport, Work
 from redline.optim.flat import FlatBuffers
 
 
@@ -38,7 +38,7 @@ class Bucket:
     own: Tensor
     names: tuple[str, ...]
     waits_for: Counter[str] = field(default_factory=Counter)
-    work: Sent | None = None
+    work: Work | None = None
 
     @property
     def ready(self) -> bool:
@@ -140,15 +140,21 @@ class GradReducer:
 
     def _follow(self) -> None:
         """Send across what has been summed inside, in the order of the buckets."""
-        while self._inside and self._replica.can_follow(_sent(self._inside[0])):
+        while self._inside and self._replica.can_follow(_first(self._inside[0])):
             self._send_across()
 
     def _send_across(self) -> None:
         bucket = self._inside.popleft()
         summed = bucket.own if self._scatter else bucket.grads
-        bucket.work = self._replica.all_reduce_after(_sent(bucket), summed)
+        bucket.work = self._replica.all_reduce_after(_first(bucket), summed)
 
 
-def _sent(bucket: Bucket) -> Sent:
+def _sent(bucket: Bucket) -> Work:
     assert bucket.work is not None
+    return bucket.work
+
+
+def _first(bucket: Bucket) -> Sent:
+    """The sum inside, which one across follows."""
+    assert isinstance(bucket.work, Sent), "a wide sum, which the start refuses beside instances"
     return bucket.work

@@ -28,6 +28,8 @@ HARMFUL = {
     "CUDA_LAUNCH_BLOCKING": (("1",), "every kernel then waits for the one before, and nothing overlaps"),
 }
 
+HOLDS_UP = "a sum across instances, which waits for the one inside, holds backward's kernels up with it"
+
 
 @dataclass(frozen=True, slots=True)
 class Setting:
@@ -38,10 +40,17 @@ class Setting:
     why: str
 
 
+def _instances(config: RunConfig) -> bool:
+    """Whether sums inside an instance are followed by sums across them, behind backward."""
+    p = config.parallel
+    return p.num_distributed_optimizer_instances > 1 and config.overlap.overlap_grad_reduce is not False
+
+
 def wanted_settings(config: RunConfig) -> Iterator[Setting]:
     """What several GPUs of this layout need; to be set before CUDA starts."""
     if config.overlap.tp_comm_overlap and config.overlap.tp_comm_overlap_method == "chunked":
-        yield Setting(QUEUES, "1", "a piece is sent before the GEMM that was launched after it")
+        why = "a piece is sent before the GEMM that was launched after it"
+        yield Setting(QUEUES, "1", f"{why}; {HOLDS_UP}" if _instances(config) else why)
     if config.train.deterministic_mode:
         yield Setting("NCCL_ALGO", "^NVLS", "sums inside NVLink's switches have no fixed order")
     if path := config.runtime.flight_recorder_dump_path:
@@ -54,6 +63,8 @@ def complaints(config: RunConfig, environment: Mapping[str, str]) -> Iterator[st
     for name, (values, harm) in HARMFUL.items():
         if environment.get(name) in values:
             yield f"{name}={environment[name]} is set: {harm}; unset it if that is not meant."
+    if _instances(config) and environment.get(QUEUES) == "1":
+        yield f"{QUEUES}=1 is set: {HOLDS_UP}; better unset it."
     for setting in wanted_settings(config):
         value = environment.get(setting.name)
         if value is None or setting.why.startswith("--"):

@@ -10,13 +10,15 @@ from dataclasses import dataclass, field
 
 from redline.formulas.flops import attention_keys_twice
 from redline.formulas.time import Rates, attention_s, collective_s, gemm_s, stream_s
+from redline.formulas.tp_traffic import AMAX_BYTES
 from redline.formulas.traffic import Collective, cast_bytes, layer_bytes, loss_bytes, score_bytes
-from redline.plan.cost_setup import Setup
+from redline.plan.cost_setup import Setup, TpOverlap
 
 WGRAD_SLOWER = 1.10  # a weight gradient added to an fp32 output inside its GEMM
 WGRAD_APART = 12  # bytes a weight and microbatch when it is written in 16 bits and added afterwards
 HIDDEN_IF_UNORDERED = 0.5  # of a collective meant to run under a GEMM, without an order of launch
-TP_OVERLAP_LEFT = 0.3  # of a collective in pieces with its GEMM, that stays visible
+# Of a collective joined to its GEMM, that stays visible; pieces: docs/performance.md, two GPUs.
+TP_OVERLAP_LEFT: dict[TpOverlap, float] = {"": 1.0, "plain": 1.0, "chunked": 0.8, "peers": 0.3}
 MEET_SLOWER = 0.12  # of a hidden collective's time that its GEMM loses to it
 CP_TAX = 0.10  # ring attention runs pieces and merges them
 UNGROUPED = 0.7  # rate of experts' GEMMs one by one, over that of a grouped GEMM
@@ -231,11 +233,18 @@ def _add_tp(setup: Setup, rates: Rates, gemms: list[_Gemm], forward: Parts, back
         for cover in covers:
             backward.add("tp", _hidden(reduce, cover, setup.ordered))
         return
-    left = TP_OVERLAP_LEFT if setup.overlap_tp else 1.0
-    forward.add("tp", 4 * gather * left)
-    backward.add("tp", 2 * gather * left)
+    rows = collective_s(rates, "all_gather", whole / 2, tp) if setup.fp8_rows == "bytes" else gather
+    left = TP_OVERLAP_LEFT[setup.tp_overlap]
+    forward.add("tp", 2 * (rows + gather) * left)  # a reduce-scatter sends what a gather does
+    backward.add("tp", 2 * rows * left)
+    if setup.fp8_rows == "bytes" and setup.fp8 == "tensorwise":  # ranks agree on the largest value of a cast
+        agreed = collective_s(rates, "all_reduce", AMAX_BYTES, tp, times=2)
+        forward.add("tp", agreed)
+        backward.add("tp", agreed)
     for cover in covers:  # the input gathered under dgrad, its gradient scattered under wgrad
-        backward.add("tp", 2 * _hidden(gather, cover, setup.ordered))
+        backward.add("tp", _hidden(gather, cover, setup.ordered))
+        if setup.fp8_rows != "kept":
+            backward.add("tp", _hidden(rows, cover, setup.ordered))
 
 
 def _hidden(seconds: float, cover: float, ordered: bool) -> float:

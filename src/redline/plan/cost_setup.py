@@ -19,6 +19,8 @@ from redline.units import MIB
 
 Dialect = Literal["redline", "megatron"]
 Sharding = Literal["none", "optimizer", "gradients", "parameters"]
+TpOverlap = Literal["", "plain", "chunked", "peers"]
+Fp8Rows = Literal["", "kept", "bytes"]
 BUCKET = 40_000_000  # elements of a gradient bucket at least; Megatron's rule is 1e6 a rank above that
 DEFAULT_BUCKET_MIB = BUCKET * 4 / MIB
 UNKNOWN_VOCAB = 128_000  # where nothing states the vocabulary: of today's models
@@ -36,6 +38,9 @@ class Setup:
         fp8_copies: casts of each weight that are kept: by rows, and transposed too.
         spread_inputs: each tp rank keeps its part of what full recompute saves.
         sharding: what is split over dp, `instances` times over.
+        tp_overlap: what joins tp's collectives to their GEMMs; "peers" write each other's memory.
+        fp8_rows: how rows travel that a GEMM reads in fp8: in 16 bits, and again for the weight gradient, as
+            any others; in 16 bits, and "kept"; or as "bytes".
         ordered: asynchronous collectives start when they are issued (one hardware queue for tp and cp, or a
             GPU that needs none; several queues for an FSDP).
         states: how parameters, gradients and optimizer states are stored.
@@ -70,7 +75,8 @@ class Setup:
     gather_bytes: float = 2
     overlap_grad_reduce: bool = False
     overlap_param_gather: bool = False
-    overlap_tp: bool = False
+    tp_overlap: TpOverlap = ""
+    fp8_rows: Fp8Rows = ""
     joined: Joined = ""
     overlap_p2p: bool = True
     overlap_experts: bool = False
@@ -127,6 +133,27 @@ def joined_by(config: RunConfig) -> Joined:
     if not overlap.tp_comm_overlap or config.precision.fp8_format or method == "plain" or method == "chunked":
         return ""
     return method
+
+
+def _tp_overlap(config: RunConfig, dialect: Dialect) -> TpOverlap:
+    """What joins tp's collectives to their GEMMs; of what is measured at the start, what may be promised.
+
+    In fp8 `auto` measures plain and pieces alone, without the one queue that pieces hide by.
+    """
+    overlap = config.overlap
+    if not (overlap.tp_comm_overlap and config.parallel.sequence_parallel):
+        return ""
+    method = "auto" if dialect == "megatron" else overlap.tp_comm_overlap_method
+    if method == "plain" or method == "chunked":
+        return method
+    return "plain" if dialect == "redline" and config.precision.fp8_format else "peers"
+
+
+def _fp8_rows(config: RunConfig, dialect: Dialect) -> Fp8Rows:
+    """How rows travel that a GEMM of Redline's reads in fp8."""
+    if dialect == "megatron" or not config.precision.fp8_format:
+        return ""
+    return "bytes" if config.overlap.tp_comm_overlap else "kept"
 
 
 def setup_of(
@@ -203,7 +230,8 @@ def setup_of(
         gather_bytes=gathered_bytes_each(shape, config.precision.fp8_param_gather),
         overlap_grad_reduce=_on(get("overlap_grad_reduce"), overlaps) or shard in ("gradients", "parameters"),
         overlap_param_gather=_on(get("overlap_param_gather"), overlaps) or shard == "parameters",
-        overlap_tp=config.overlap.tp_comm_overlap and p.sequence_parallel,
+        tp_overlap=_tp_overlap(config, dialect),
+        fp8_rows=_fp8_rows(config, dialect),
         joined=joined_by(config) if dialect == "redline" and p.sequence_parallel else "",
         overlap_p2p=_on(get("overlap_p2p_communication"), True) and vpp > 1,
         overlap_experts=config.moe.overlap_moe_expert_parallel_comm,
