@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "kernels"))
 from mended_interpreter import DEVICE, kernel_device
 
 from redline.formulas.activations import (
+    GEMMS,
     MicrobatchShape,
     saved_by_embedding,
     saved_by_head,
@@ -139,3 +140,36 @@ def test_attention_with_a_fused_softmax_keeps_half():
     run = MicrobatchShape(seq_length=512, attention="unfused")
     plain = total_bytes(saved_by_layer(shape, run))
     assert total_bytes(saved_by_layer(shape, replace(run, fused=frozenset({"masked_softmax"})))) < 0.6 * plain
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_a_gemm_in_bf16_keeps_its_own_rows_in_bf16(linked):
+    """Layer by layer: those in fp8 keep what they multiplied, all rows unless these travel in fp8."""
+    shape = replace(gpt(4, 64, 4, 64), **TINY)
+    every = frozenset(f"layers.{layer}.{gemm}" for layer in range(4) for gemm in GEMMS)
+    run = MicrobatchShape(
+        seq_length=32, dtype="bf16", fp8=True, fp8_linked=linked, fp8_sites=every, tp=2, sequence=True
+    )
+
+    def saved(run):
+        return dict(training_memory(shape, run, StateDtypes()).fullest.saved)
+
+    mixed = saved(replace(run, fp8_sites=every - {"layers.1.mlp.fc1", "layers.3.mlp.fc2"}))
+    whole, bf16 = saved(run), saved(replace(run, fp8=False))
+    rows = 16 if linked else 32
+    assert mixed["mlp.fc1"] == (3 * rows + 16 * 2) * 64 and mixed["mlp.fc2"] == (3 + 2) * 32 * shape.ffn // 2
+    assert mixed | {"mlp.fc1": whole["mlp.fc1"], "mlp.fc2": whole["mlp.fc2"]} == whole
+    first = saved(replace(run, fp8_sites=frozenset(f"layers.0.{gemm}" for gemm in GEMMS)))
+    assert {name: 3 * bf16[name] + whole[name] for name in bf16} == {name: 4 * first[name] for name in first}
+
+
+def test_the_peak_is_not_always_in_the_last_layer():
+    """A last layer in bf16 needs no product in fp8 beside main_grad; the one before it does."""
+    three = replace(gpt(3, 64, 4, 64), **TINY)
+    run = MicrobatchShape(seq_length=8, dtype="bf16", fp8=True, accumulates=True)
+    sites = frozenset(f"layers.{layer}.{gemm}" for layer in range(3) for gemm in GEMMS)
+    moving = []
+    for shape in (three, replace(three, num_layers=4)):
+        stage = training_memory(shape, replace(run, fp8_sites=sites), StateDtypes()).fullest
+        moving.append(stage.moments["mlp"] - sum(stage.state.values()))
+    assert moving[0] == moving[1]

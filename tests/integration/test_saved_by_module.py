@@ -55,10 +55,18 @@ CASES = {
     },
     "fp8": FP8,
     "fp8, norm and activation again": {**FP8, **selective("layernorm", "activation")},
+    "fp8, first and last layer in bf16, fc2 of no multiple": {
+        **FP8, "num_layers": 3, "first_last_layers_bf16": True, "ffn_hidden_size": 72,
+    },
+    "fp8, some in bf16, norm and activation again": {
+        **FP8, **selective("layernorm", "activation"),
+        "fp8_keep_bf16": ("*.attention.proj", "layers.0.*.qkv", "layers.1.mlp.fc1", "layers.0.mlp.fc2"),
+    },
 }  # fmt: skip
 FUSED = {
     "gpt": {**GPT, "hidden_dropout": 0.1, "attention_dropout": 0.0},
     "llama": {**LLAMA, "fused_residual_rmsnorm": True},
+    "fp8, proj and fc2 in bf16": {**FP8, "fp8_keep_bf16": ("*.proj", "*.fc2")},
     "fp8": FP8,
 }
 

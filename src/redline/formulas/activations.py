@@ -20,6 +20,8 @@ from redline.formulas.shape import ModelShape
 from redline.formulas.state import ITEM_BYTES
 
 BOOL, INT64, FP32 = 1, 8, 4
+COLUMNS, ROWS = ("attention.qkv", "mlp.fc1"), ("attention.proj", "mlp.fc2")  # GEMMs, by how tp cuts them
+GEMMS = COLUMNS + ROWS
 Joined = Literal["", "pushed", "symmetric", "auto"]
 
 
@@ -41,14 +43,15 @@ class MicrobatchShape:
         tp, sequence: tensor-parallel ranks, and whether they share the sequence too.
         joined: what joins tp's collectives to GEMMs by memory that peers write: "auto" either, "" neither.
         z_loss: the loss has a part of the log-partition; only the plain one keeps more for it.
-        fp8: GEMMs of the layers keep their input in fp8.
+        fp8: GEMMs of the layers keep their input in fp8, those that run in it.
         fp8_weights: elements of the layers' weights that GEMMs read in fp8.
         fp8_copies: casts of each that are kept: by rows, and transposed unless that is made each time.
         fp8_stored: those weights exist in fp8 alone, which is one of these copies.
         fp8_head: elements of the head, where it runs in fp8; it is kept in both layouts.
         fp8_blocks: with a scale for each block.
         fp8_measures: operands are measured before each cast.
-        fp8_sites: names of those GEMMs, such as "layers.0.attention.qkv".
+        fp8_sites: names of those GEMMs, such as "layers.0.attention.qkv"; none: every one.
+        fp8_parts: which GEMMs are among them in the layer that is looked at, see `of_layer`.
         fp8_linked: tensor-parallel ranks send rows of their operands in fp8 (`--tp-comm-overlap`).
         accumulates: the step has several microbatches, whose weight gradients add up.
         offload_layers: how many layers, from the first, keep what they save in host memory.
@@ -77,18 +80,33 @@ class MicrobatchShape:
     fp8_blocks: bool = False
     fp8_measures: bool = False
     fp8_sites: frozenset[str] = frozenset()
+    fp8_parts: frozenset[str] = frozenset(GEMMS)
     fp8_linked: bool = False
     accumulates: bool = False
 
-    @property
-    def operand(self) -> int:
-        """Bytes of a kept GEMM operand."""
-        return 1 if self.fp8 else self.item
+    def parts_in_fp8(self, layer: int) -> frozenset[str]:
+        """The GEMMs of a layer that keep their input in fp8; sizes or options hold others in bf16."""
+        if not self.fp8 or not self.fp8_sites:
+            return self.fp8_parts
+        return frozenset(part for part in GEMMS if f"layers.{layer}.{part}" in self.fp8_sites)
+
+    def of_layer(self, layer: int) -> MicrobatchShape:
+        """As this layer runs it."""
+        return replace(self, fp8_parts=self.parts_in_fp8(layer))
+
+    def in_fp8(self, gemm: str) -> bool:
+        """Whether one of GEMMS keeps its input in fp8."""
+        return self.fp8 and gemm in self.fp8_parts
+
+    def operand(self, gemm: str) -> int:
+        """Bytes of an element of the input that one of GEMMS keeps."""
+        return 1 if self.in_fp8(gemm) else self.item
 
     @property
     def fp8_mlp(self) -> bool:
         """Whether norm, fc1, activation and fc2 of an MLP in fp8 are one Function."""
-        return self.fp8 and {"norm", "activation"} <= self.fused and self.tp == 1 and not self.fp8_blocks
+        both = self.in_fp8("mlp.fc1") and self.in_fp8("mlp.fc2")
+        return both and {"norm", "activation"} <= self.fused and self.tp == 1 and not self.fp8_blocks
 
     @property
     def tokens(self) -> int:
@@ -132,7 +150,7 @@ def total_bytes(held: Iterable[Held]) -> int:
 
 
 def saved_by_layer(shape: ModelShape, run: MicrobatchShape) -> tuple[Held, ...]:
-    """What one layer keeps for backward, if it is in no unit of full recompute."""
+    """What one layer keeps for backward, if it is in no unit of full recompute; `run` as that layer's."""
     kept = list(_made_by_layer(shape, run))
     for module, gone, instead in _dropped(shape, run):
         if run.recompute.drops(module):
@@ -141,16 +159,31 @@ def saved_by_layer(shape: ModelShape, run: MicrobatchShape) -> tuple[Held, ...]:
     return tuple(kept)
 
 
+def saved_in_layers(shape: ModelShape, run: MicrobatchShape, layers: Iterable[int]) -> list[tuple[Held, ...]]:
+    """`saved_by_layer` of each of these layers."""
+    found: dict[frozenset[str], tuple[Held, ...]] = {}
+    kept = []
+    for layer in layers:
+        parts = run.parts_in_fp8(layer)
+        if parts not in found:
+            found[parts] = saved_by_layer(shape, run.of_layer(layer))
+        kept.append(found[parts])
+    return kept
+
+
 def _dropped(shape: ModelShape, run: MicrobatchShape) -> Iterator[tuple[Module, str, Held | None]]:
     """(module, what it drops, what it keeps in place of that). In fp8 only a GEMM's operand is dropped."""
     stream, curve = run.rows * shape.hidden * run.item, run.tokens * shape.fc1_size * run.item
-    if run.fp8:
-        yield "layernorm", "attention.qkv mlp.fc1:input", None
+    before: tuple[tuple[Literal["attention", "mlp"], str], ...]
+    before = ("attention", "attention.qkv"), ("mlp", "mlp.fc1")
+    for part, gemm in before:
+        if run.in_fp8(gemm):
+            yield "layernorm", f"{gemm}:input", None
+        else:
+            yield "layernorm", f"{part}.norm {gemm}:input", Held(part, f"{part}.norm", "input", stream)
+    if run.in_fp8("mlp.fc2"):
         yield "activation", "mlp.fc2", None
     else:
-        attention, mlp = (Held(part, f"{part}.norm", "input", stream) for part in ("attention", "mlp"))
-        yield "layernorm", "attention.norm attention.qkv", attention
-        yield "layernorm", "mlp.norm mlp.fc1:input", mlp
         output = Held("mlp", "mlp.fc1", "output", curve)
         yield "activation", "mlp.activation mlp.fc1:output mlp.fc2", output
     yield "mlp", "mlp", Held("mlp", "mlp", "input", stream)
@@ -178,11 +211,11 @@ def rebuilt_by_layer(shape: ModelShape, run: MicrobatchShape) -> tuple[Held, ...
         again += [held for held in _made_by_layer(shape, plain) if held.part == "mlp"]
         again.append(Held("mlp", "mlp", "input, kept once", -shared_stream(shape, run)))
         return tuple(again)
-    if run.recompute.drops("layernorm") and run.fp8:
-        again.append(Held("mlp", "mlp.fc1", "input", run.tokens * shape.hidden * run.operand))
+    if run.recompute.drops("layernorm") and run.in_fp8("mlp.fc1"):
+        again.append(Held("mlp", "mlp.fc1", "input", run.tokens * shape.hidden))
     if run.recompute.drops("activation"):
-        again.append(Held("mlp", "mlp.fc2", "input", run.tokens * shape.ffn * run.operand))
-        if not run.fp8:
+        again.append(Held("mlp", "mlp.fc2", "input", run.tokens * shape.ffn * run.operand("mlp.fc2")))
+        if not run.in_fp8("mlp.fc2"):
             again += between_gemms(shape, plain)
             once = run.tokens * shape.fc1_size * run.item
             again.append(Held("mlp", "mlp.fc1", "output, kept once", -once))
@@ -197,18 +230,22 @@ def shared_stream(shape: ModelShape, run: MicrobatchShape) -> int:
 
 def _made_by_layer(shape: ModelShape, run: MicrobatchShape) -> tuple[Held, ...]:
     """Everything a layer would keep."""
-    T, R, e = run.tokens, run.rows, run.operand
-    # A GEMM in fp8 keeps what it multiplied, not its own rows of it, unless these travel in fp8.
-    gathered = T if run.fp8 and not run.fp8_linked else R
+    T, R = run.tokens, run.rows
+
+    def multiplied(part: Literal["attention", "mlp"], gemm: str, size: int) -> Held:
+        """A GEMM in fp8 keeps what it multiplied, not its own rows of it, unless these travel in fp8."""
+        rows = T if gemm in ROWS or (run.in_fp8(gemm) and not run.fp8_linked) else R
+        return Held(part, gemm, "input", rows * size * run.operand(gemm))
+
     saved = [
         *_norm(shape, run, "attention", "attention.norm", R, shape.hidden, fused="norm" in run.fused),
-        Held("attention", "attention.qkv", "input", gathered * shape.hidden * e),
+        multiplied("attention", "attention.qkv", shape.hidden),
         *attention_tensors(shape, run),
-        Held("attention", "attention.proj", "input", T * shape.q_size * e),
+        multiplied("attention", "attention.proj", shape.q_size),
         *_norm(shape, run, "mlp", "mlp.norm", R, shape.hidden, fused="norm" in run.fused),
-        Held("mlp", "mlp.fc1", "input", gathered * shape.hidden * e),
+        multiplied("mlp", "mlp.fc1", shape.hidden),
         *between_gemms(shape, run),
-        Held("mlp", "mlp.fc2", "input", T * shape.ffn * e),
+        multiplied("mlp", "mlp.fc2", shape.ffn),
     ]
     if shape.hidden_dropout and "bias_dropout_add" not in run.fused:
         saved.append(Held("attention", "attention.dropout", "mask", R * shape.hidden * BOOL))
@@ -319,7 +356,7 @@ def attention_tensors(shape: ModelShape, run: MicrobatchShape) -> Iterator[Held]
         return
     if not unfused:
         yield Held("attention", "attention.core", "log-sum-exp", T * N * ITEM_BYTES["fp32"])
-        if run.fp8:  # else it is the input of proj
+        if run.in_fp8("attention.proj"):  # else it is the input of proj
             yield Held("attention", "attention.core", "output", T * q * e)
         return
     P = run.micro_batch_size * N * S * S

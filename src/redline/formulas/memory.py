@@ -13,7 +13,8 @@ device's own context are separate lines that do not enter `total`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal
@@ -25,6 +26,7 @@ from redline.formulas.activations import (
     saved_by_embedding,
     saved_by_head,
     saved_by_layer,
+    saved_in_layers,
     shared_stream,
     total_bytes,
     unit_input,
@@ -251,30 +253,43 @@ def _stretches(shape: ModelShape, run: MicrobatchShape) -> list[tuple[int, tuple
     """The first layer of each recomputed unit with its input, then each other layer with all it keeps."""
     units = run.recompute.units(shape.num_layers)
     covered = units[-1].stop if units else 0
-    layer = saved_by_layer(shape, run)
     inputs = [(unit.start, (unit_input(shape, run),)) for unit in units]
-    return [*inputs, *((index, layer) for index in range(covered, shape.num_layers))]
+    rest = range(covered, shape.num_layers)
+    return [*inputs, *zip(rest, saved_in_layers(shape, run, rest), strict=True)]
 
 
 def _backward(shape: ModelShape, run: MicrobatchShape, part: Part) -> Iterator[Moment]:
     """The moments of backward at which `part` of a layer could be the peak.
 
-    They are the last layer in no unit, the last unit, and the last unit of full length.
+    They are the last layer in no unit, the last unit, and the last unit of full length; where some GEMMs run
+    in fp8 and others do not, the last of each kind.
     """
     units, plain = run.recompute.units(shape.num_layers), replace(run, recompute=NOTHING)
-    if not units or units[-1].stop < shape.num_layers:
-        drops = run.recompute.drops
-        rebuilt = tuple(held for held in rebuilt_by_layer(shape, run) if held.part == part)
-        kept = _up_to(saved_by_layers(shape, run), saved_by_layer(shape, run), part)
-        yield kept, rebuilt + _workspace(shape, run, part, again=drops("mlp") or drops("activation"))
-    layer = saved_by_layer(shape, plain)
-    for last in {len(units), sum(len(unit) == len(units[0]) for unit in units)} - {0}:
-        inputs = saved_by_layers(shape, run, last)
+    covered = units[-1].stop if units else 0
+    drops = run.recompute.drops
+    for layer in _last_of_each(
+        {index: run.parts_in_fp8(index) for index in range(covered, shape.num_layers)}
+    ):
+        own = run.of_layer(layer)
+        rebuilt = tuple(held for held in rebuilt_by_layer(shape, own) if held.part == part)
+        saved = saved_by_layers(shape, run, len(units) + layer - covered + 1)
+        kept = _up_to(saved, saved_by_layer(shape, own), part)
+        yield kept, rebuilt + _workspace(shape, own, part, again=drops("mlp") or drops("activation"))
+    kinds = {index: tuple(map(run.parts_in_fp8, unit)) for index, unit in enumerate(units)}
+    for index in _last_of_each(kinds):
+        inputs = saved_by_layers(shape, run, index + 1)
         twice = Held("attention", "unit", "input, kept once", -shared_stream(shape, run))
         gathered = run.rows * shape.hidden * run.item if run.recompute.spread else 0
         whole = Held("attention", "unit", "input, gathered", gathered)
-        kept = _up_to(layer * len(units[last - 1]), layer, part)
-        yield (*inputs, whole, twice, *kept), _workspace(shape, plain, part, again=True)
+        layers = saved_in_layers(shape, plain, units[index])
+        kept = _up_to(tuple(held for layer in layers for held in layer), layers[-1], part)
+        own = plain.of_layer(units[index][-1])
+        yield (*inputs, whole, twice, *kept), _workspace(shape, own, part, again=True)
+
+
+def _last_of_each(kinds: Mapping[int, Hashable]) -> list[int]:
+    """Of places by kind, in order, the last place of each kind."""
+    return list({kind: place for place, kind in kinds.items()}.values())
 
 
 def _workspace(shape: ModelShape, run: MicrobatchShape, part: Part, *, again: bool) -> tuple[Held, ...]:
@@ -301,8 +316,10 @@ def _saved(shape: ModelShape, run: MicrobatchShape) -> tuple[tuple[int, Held], .
     """`activation_table` of one rank's part of a model."""
     once = [(1, held) for held in saved_by_embedding(shape, run)]
     units = run.recompute.units(shape.num_layers)
-    plain = shape.num_layers - (units[-1].stop if units else 0)
-    layers = [(len(units), unit_input(shape, run)), *((plain, held) for held in saved_by_layer(shape, run))]
+    plain = range(units[-1].stop if units else 0, shape.num_layers)
+    layers = [(len(units), unit_input(shape, run))]
+    for held, times in Counter(saved_in_layers(shape, run, plain)).items():
+        layers += [(times, each) for each in held]
     return (*once, *(line for line in layers if line[0]), *((1, held) for held in saved_by_head(shape, run)))
 
 

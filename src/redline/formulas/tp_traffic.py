@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from redline.formulas.activations import Joined, MicrobatchShape
+from redline.formulas.activations import COLUMNS, ROWS, Joined, MicrobatchShape
 from redline.formulas.shape import ModelShape
 from redline.formulas.state import ITEM_BYTES
 from redline.formulas.traffic import Collective, sent_bytes
@@ -21,7 +21,6 @@ from redline.formulas.traffic import Collective, sent_bytes
 NORM_BYTES = 8  # the squared gradient norm, in float64
 TURNS = 4  # in which an area is used that peers write (comm/pushed.py)
 AMAX_BYTES = 4  # a largest value, in fp32
-COLUMNS, ROWS = ("attention.qkv", "mlp.fc1"), ("attention.proj", "mlp.fc2")
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,7 +97,7 @@ def _mlp_backward(shape: ModelShape, run: MicrobatchShape) -> list[Held]:
     plain = "activation" not in run.fused
     through_activation = 2 if shape.gated else 3 if shape.activation == "squared-relu" and plain else 1
     backward = [Held("mlp", "mlp.fc2", "gradients through the activation", through_activation * T * F * e)]
-    if run.copies_for_wgrad and not run.fp8:
+    if run.copies_for_wgrad and not run.in_fp8("mlp.fc2"):
         grad = ITEM_BYTES[run.grad_dtype]
         widened = [
             Held("mlp", "mlp.fc2", "gradient of the input", T * F * e),
@@ -108,13 +108,13 @@ def _mlp_backward(shape: ModelShape, run: MicrobatchShape) -> list[Held]:
             Held("mlp", "mlp.fc1", "gradient of the output", T * F1 * e - freed),
             Held("mlp", "mlp.fc1", "wide operands of the weight gradient", T * (F1 + H) * grad),
         ]
-        backward = max(backward, widened, product, key=total_bytes)
-    if run.fp8:
+        backward = max(backward, widened, [] if run.in_fp8("mlp.fc1") else product, key=total_bytes)
+    if run.in_fp8("mlp.fc2"):
         backward.append(_fp8_operand(T * F, H * F, run))
     elif not run.fuse_wgrad:
         backward.append(Held("mlp", "mlp.fc2", "weight gradient before it is added", H * F * e))
     if run.sequence:
-        gathered = T * H * (1 if run.fp8_linked else e)
+        gathered = T * H * (1 if run.fp8_linked and run.in_fp8("mlp.fc1") else e)
         backward.append(Held("mlp", "mlp.fc1", "gathered input, unscattered gradient", gathered + T * H * e))
     return backward
 
