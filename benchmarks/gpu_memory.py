@@ -84,6 +84,8 @@ JUDGED = [
     f"{EIGHT} --micro-batch-size 4 --recompute auto --memory-budget 0.5",
     f"{EIGHT} --micro-batch-size 1 --transformer-impl local --cross-entropy-loss-fusion",
     f"--preset llama3.2-3b --seq-length 4096 --micro-batch-size 2 {SELECTIVE} activation",
+    f"{ONE} --seq-length 16384 --micro-batch-size 1 --use-torch-compile {SELECTIVE} layernorm activation",
+    f"{ONE} --seq-length 16384 --micro-batch-size 1 --use-torch-compile --fp8 {SELECTIVE} layernorm mlp",
 ]  # fmt: skip
 # (the run that the next ones are held against, those). It runs again behind them: cards grow slower warm.
 RECOMPUTE = [

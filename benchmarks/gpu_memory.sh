@@ -2,7 +2,7 @@
 # Memory on one GPU: predicted against measured peaks, time and bytes of each recompute, the whole 8B, a long sequence.
 # usage: OUT=dir benchmarks/gpu_memory.sh [tests] [peaks | peaks:PART/PARTS] [recompute] [whole] [long]
 #        (default: peaks and recompute; `peaks:0/2` and `peaks:1/2` share the list between two GPUs,
-#        `peaks:0/1:fp8` runs those with fp8 alone)
+#        `peaks:0/1:fp8` runs those with fp8 alone, `peaks:0/1:compile` the compiled blocks)
 # `long` is one step of 512k tokens, about three minutes.
 set -u
 cd "$(dirname "$0")/.."

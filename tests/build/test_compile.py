@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -127,7 +128,7 @@ def test_one_row_is_one_graph_too(environment: Environment, monkeypatch: pytest.
         ("qwen3", ""),
         *(
             pytest.param(*each, marks=LONG)
-            for each in (("gpt2", ""), ("gpt2", "mlp"), ("qwen3", "core_attn"))
+            for each in (("gpt2", ""), ("gpt2", "mlp"), ("qwen3", "core_attn layernorm"))
         ),
     ],
 )
@@ -136,7 +137,9 @@ def test_kernels_are_nodes_of_the_graph(
 ) -> None:
     """The same with Redline's kernels: no break at an operator, no copy of a main_grad it adds to."""
     shape = make_shape(kind, num_layers=2, hidden_dropout=0.1, attention_dropout=0.0)
-    eager, model = twins(shape, torch.float32, kernel_device, fused_ops(), selective(modules.split()))
+    choice = selective(modules.split())
+    backend = "unfused" if choice.drops("core_attn") else "auto"  # the plan keeps it of PyTorch's kernels
+    eager, model = twins(shape, torch.float32, kernel_device, fused_ops(), choice, backend)
     log = compiled(model, environment, monkeypatch)
     batch = make_batch(shape, B=2, S=5, device=kernel_device)
     for each in (eager, model):
@@ -188,6 +191,28 @@ def test_modules_are_dropped_and_made_again(
     shared += [] if rope is None else [rope.cos_SP, rope.sin_SP]
     left_out = 8 * 4 * (shape.hidden + shape.head_dim) + sum(each.nbytes for each in shared)
     assert kept[1] - total_bytes(saved_by_layer(shape, micro)) <= left_out < kept[0] - kept[1]
+
+
+@pytest.mark.parametrize(
+    "modules", [["core_attn", "layernorm", "activation"], pytest.param(["mlp"], marks=LONG)]
+)
+def test_modules_behind_whole_layers(
+    modules: list[str], environment: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What `--recompute auto` may take: a graph for each kind of layer, and one for all to evaluate."""
+    shape = make_shape("gpt2", num_layers=2, **DROPS)
+    choices = NOTHING, replace(selective(modules), unit=1, layers=1)
+    eager, model = (make_model(shape, backend="unfused", recompute=choice) for choice in choices)
+    log = compiled(model, environment, monkeypatch, "eager")
+    batch = make_batch(shape)
+    for each in (eager, model):
+        run_loss(each, batch, make_dropout(shape, batch)).backward()
+    found, wanted = gradients(model), gradients(eager)
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    with torch.no_grad():
+        assert torch.equal(run_loss(model, batch), run_loss(eager, batch))
+    unrecorded, marked, plain, evaluation = False, True, True, False
+    assert [training for training, _ in log.graphs] == [unrecorded, marked, plain, evaluation]
 
 
 @pytest.mark.long

@@ -277,15 +277,6 @@ CASES: dict[str, list[tuple[str, str]]] = {
         )
         for impl in ("local", "transformer_engine")
     ],
-    "graphs-and-repeated-attention": [
-        ("--cuda-graph --use-torch-compile --recompute-activations", other)
-        for other in (
-            "--cuda-graph --use-torch-compile --recompute-activations --recompute-modules layernorm mlp",
-            "--cuda-graph --use-torch-compile --recompute-activations --attention-backend unfused",
-            "--use-torch-compile --recompute-activations",
-            "--cuda-graph --recompute-activations",
-        )
-    ],
     "graphs-keep-what-they-save": [
         ("--cuda-graph --recompute auto", "--cuda-graph --recompute-activations"),
         ("--cuda-graph --cpu-offloading --cpu-offloading-num-layers 1", "--cuda-graph"),

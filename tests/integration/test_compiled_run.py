@@ -52,6 +52,16 @@ def test_whole_compiled_layers_are_recomputed(train: Any, monkeypatch: pytest.Mo
     assert all(torch.equal(saved[key], wanted[key]) for key in wanted)
 
 
+def test_attention_of_pytorch_is_kept_and_that_is_said(train: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without dropout a CPU takes PyTorch's flash kernel, which a compiled block does not repeat."""
+    monkeypatch.setattr(compile, "BACKEND", "aot_eager")
+    flags = "--attention-dropout 0 --train-iters 2 --eval-iters 0 --use-torch-compile"
+    run = train("kept", f"{flags} --recompute-activations --recompute-modules core_attn layernorm")
+    choices = {choice["what"]: choice for choice in run.summary["choices"]}
+    assert choices["recompute-core-attn"]["ran"] == "kept"
+    assert choices["recompute"]["ran"] == "layernorm"
+
+
 def dropping(modules: str) -> str:
     return f"--recompute-activations --recompute-modules {modules}" if modules else ""
 

@@ -23,6 +23,8 @@ class Kernel:
         constants: the constexpr arguments. Others are i32, divisible by 16 but for ODD, or fp32 in FLOATS.
         wide: whether every access of the activations must be 16 bytes wide.
         registers: what a thread is held to, as the launcher does; it must do without local memory.
+        tile: which of the module's TILES is launched: rows, columns and warps are then its own.
+        spills: how many values lie in local memory all the same, where a tile was measured to be fastest.
     """
 
     place: str
@@ -31,6 +33,8 @@ class Kernel:
     num_warps: int = 4
     wide: bool = True
     registers: int | None = None
+    tile: str | None = None
+    spills: int = 0
 
 
 FLOATS = {"eps", "scale", "limit", "shift", "label_share", "other_share", "z_loss"}
@@ -75,8 +79,8 @@ ADAM = {
 SWITCHES = ("MAIN", "REMAINDER", "FIRST_CODED", "SECOND_CODED", "NOISY", "FACTOR", "SKIPPABLE", "SEGMENTED")
 FP8_STATE = {"scale": "fp32", "amax": "fp32"}
 FP8_ROW = {"BLOCK_ROWS": 1, "BLOCK_COLS": 4096}
-FP8_GATE = {"KIND": "silu", "GATED": True, "LIMIT": None, "SHIFT": 0.0}
-FP8_GATE |= {"BLOCK_ROWS": 4, "BLOCK_COLS": 1024}
+FP8_GATE = {"KIND": "silu", "GATED": True, "LIMIT": None, "SHIFT": 0.0, "MAX": 0.0}
+FP8_LIMITED = {"KIND": "quick", "LIMIT": 7.0, "SHIFT": 1.0}
 
 KERNELS = (
     Kernel(  # a top is 2 bytes, and the only access so narrow
@@ -180,39 +184,45 @@ KERNELS = (
     Kernel(
         "fp8.kernel:_cast_kernel",
         {"x": "bf16", "scale": "fp32", "amax": "fp32", "q": "fp8e4nv", "qt": "fp8e4nv"},
-        {"MAX": 448.0, "ROWS": True, "COLUMNS": True, "BLOCK_ROWS": 64, "BLOCK_COLS": 128, "GROUP": 1},
-        4,
+        {"MAX": 0.0, "ROWS": True, "COLUMNS": True},
+        tile="cast both",
+        spills=1,
     ),
     Kernel(
         "fp8.kernel:_transpose_kernel",
         {"q": "u8", "qt": "u8"},
-        {"BLOCK_ROWS": 128, "BLOCK_COLS": 128, "GROUP": 1},
-        4,
+        {},
+        tile="transpose",
     ),
     Kernel(
         "fp8.kernel:_norm_cast_kernel",
         {"x": "bf16", "weight": "bf16", "q": "fp8e4nv", "rstd": "fp32"} | FP8_STATE,
-        {"LAYER": False, "ZERO_CENTERED": False, "MAX": 448.0} | FP8_ROW,
+        {"LAYER": False, "ZERO_CENTERED": False, "MAX": 0.0, "AHEAD": True} | FP8_ROW,
         8,
     ),
     Kernel(
         "fp8.kernel:_activation_cast_kernel",
         {"x": "bf16", "q": "fp8e4nv"} | FP8_STATE,
-        FP8_GATE | {"MAX": 448.0},
-        8,
+        FP8_GATE,
+        tile="activation",
+    ),
+    Kernel(
+        "fp8.kernel:_activation_cast_kernel",
+        {"x": "bf16", "bias": "bf16", "q": "fp8e4nv"} | FP8_STATE,
+        FP8_GATE | FP8_LIMITED,
+        tile="activation",
     ),
     Kernel(
         "fp8.kernel:_activation_cast_bwd_kernel",
         {"dy": "bf16", "x": "bf16", "q": "fp8e5"} | FP8_STATE,
-        FP8_GATE | {"MAX": 57344.0},
-        8,
+        FP8_GATE,
+        tile="activation backward",
     ),
     Kernel(
         "fp8.kernel:_activation_cast_bwd_kernel",
         {"dy": "bf16", "x": "bf16", "bias": "bf16", "q": "fp8e5", "partial": "fp32"} | FP8_STATE,
-        FP8_GATE
-        | {"KIND": "quick", "LIMIT": 7.0, "SHIFT": 1.0, "MAX": 0.0}
-        | {"BLOCK_ROWS": 1, "BLOCK_COLS": 2048},
+        FP8_GATE | FP8_LIMITED,
+        tile="activation backward",
     ),
     Kernel(
         "cross_entropy.kernel:_loss_kernel", LOSS | {"loss": "fp32", "lse": "fp32"}, LOSS_ROW, 8, wide=False
@@ -256,16 +266,22 @@ def compile_for_hopper(kernel: Kernel) -> bytes:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    module, _, name = kernel.place.partition(":")
-    fn = getattr(import_module(f"redline.kernels.{module}"), name)
+    place, _, name = kernel.place.partition(":")
+    module = import_module(f"redline.kernels.{place}")
+    fn = getattr(module, name)
     fn = getattr(fn, "kernel", None) or fn  # as launch.py wraps it
+    given, num_warps = kernel.constants, kernel.num_warps
+    if kernel.tile is not None:
+        tile = module.TILES[kernel.tile]
+        num_warps = tile.warps
+        given = given | {"BLOCK_ROWS": tile.rows, "BLOCK_COLS": tile.cols, "GROUP": tile.group}
     signature: dict[str, str] = {}
     constants: dict[tuple[int], Any] = {}
     attributes: dict[tuple[int], list[list[Any]]] = {}
     for index, arg in enumerate(fn.arg_names):
         pointer = arg.removesuffix("_ptr")
-        if arg in kernel.constants or (arg.endswith("_ptr") and pointer not in kernel.pointers):
-            signature[arg], constants[(index,)] = "constexpr", kernel.constants.get(arg)
+        if arg in given or (arg.endswith("_ptr") and pointer not in kernel.pointers):
+            signature[arg], constants[(index,)] = "constexpr", given.get(arg)
         elif arg in FLOATS:
             signature[arg] = "fp32"
         else:
@@ -274,9 +290,8 @@ def compile_for_hopper(kernel: Kernel) -> bytes:
                 attributes[(index,)] = [["tt.divisibility", 16]]
     source = ASTSource(fn=fn, signature=signature, constexprs=constants, attrs=attributes)
     target = GPUTarget("cuda", 90, 32)
-    compiled = triton.compile(
-        source, target=target, options={"num_warps": kernel.num_warps, "maxnreg": kernel.registers}
-    )
+    options = {"num_warps": num_warps, "maxnreg": kernel.registers}
+    compiled = triton.compile(source, target=target, options=options)
     return compiled.asm["cubin"]
 
 
@@ -289,7 +304,8 @@ def faults(kernel: Kernel, cubin: bytes) -> list[str]:
         file.write(cubin)
         file.flush()
         listing = subprocess.run([disassembler, file.name], capture_output=True, text=True, check=True).stdout
-    found = sorted(set(re.findall(r"\b(?:LDL|STL)[.\w]*", listing)))
+    spilled = re.findall(r"\b(?:LDL|STL)[.\w]*", listing)
+    found = sorted(set(spilled)) if len(spilled) > 2 * kernel.spills else []
     if kernel.wide:
         found += sorted(set(re.findall(r"\b(?:LDG|STG)[.\w]*\.U16\b", listing)))
         found += [] if re.search(r"\bSTG\.E\.128\b", listing) else ["no STG.E.128"]

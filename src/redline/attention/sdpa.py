@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from redline.attention.spec import AttentionDropout, MaskSpec, Request, check_shapes
+from redline.attention.spec import Attention, AttentionDropout, MaskSpec, Request, check_shapes
 
 
 def sdpa(
@@ -35,6 +37,11 @@ def sdpa(
             enable_gqa=q_SBND.shape[2] != k_SBGD.shape[2],
         )
     return out_BNSD.permute(2, 0, 1, 3)
+
+
+def is_sdpa(attention: Attention) -> bool:
+    """Whether a backend is one of PyTorch's own kernels."""
+    return isinstance(attention, functools.partial) and attention.func is sdpa
 
 
 def common_reason(request: Request) -> str | None:

@@ -17,6 +17,7 @@ from redline.attention import (
     select_backend,
     unfused_attention,
 )
+from redline.build.compile import kept_modules
 from redline.build.determinism import determinism
 from redline.build.kernels import kernel_conditions
 from redline.build.tensor_parallel import tensor_parallel
@@ -25,6 +26,7 @@ from redline.comm import Collectives, Groups, single_process
 from redline.config import PrecisionConfig, RunConfig, packs
 from redline.errors import ConfigError
 from redline.formulas.operators import Operator
+from redline.formulas.recompute import Module
 from redline.model import (
     Engine,
     EngineFp8,
@@ -93,9 +95,13 @@ def assemble(
     engine = config.kernels.transformer_impl == "transformer_engine"
     conditions = kernel_conditions(plan, device, attention_choice.ran, engine=engine, interpret=interpret)
     kernels = choose_kernels(config.kernels, plan.shape, conditions)
-    plan = plan.with_implementation(attention_choice.ran, kernels.fused)
     if "masked_softmax" in kernels.fused:
         attention = partial(unfused_attention, softmax=fused_softmax)
+    kept: frozenset[Module] = frozenset()
+    kept_choices: tuple[Choice, ...] = ()
+    if config.compile.use_torch_compile:
+        kept, kept_choices = kept_modules(attention, plan.microbatch.recompute)
+    plan = plan.with_implementation(attention_choice.ran, kernels.fused, kept)
     tp, tp_choices = tensor_parallel(config, plan, groups or single_process(), recipe.compute, device)
     fuse_wgrad = config.kernels.gradient_accumulation_fusion
     ops = fused_ops(kernels.fused, fuse_wgrad=fuse_wgrad)
@@ -140,7 +146,7 @@ def assemble(
     optimizer = make_optimizer(config, buffers, recipe, kernels.fused, shared, ranks)
     asked = {None: "auto", True: "triton", False: "fused"}[config.kernels.adamw_fusion]
     adam = replace(optimizer.adam.choice, asked=asked)
-    choices = (*kernels.choices, adam, attention_choice, *tp_choices, bits)
+    choices = (*kernels.choices, adam, attention_choice, *kept_choices, *tp_choices, bits)
     return Assembly(plan, model, optimizer, fp8, recipe, choices)
 
 

@@ -20,9 +20,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from redline.attention import Attention, is_sdpa
 from redline.choice import Choice
 from redline.config import Environment
 from redline.errors import ConfigError, TrainingError
+from redline.formulas.recompute import Module, Recompute
 from redline.units import format_duration
 
 FLAG = "--use-torch-compile"
@@ -70,6 +72,21 @@ def compile_blocks(
     for layer in layers:
         layer.compile(backend=compiler, fullgraph=True, dynamic=False)
     return log, Choice("torch-compile", "on", BACKEND, f"one graph for all {len(layers)} layers, {kept}")
+
+
+def kept_modules(attention: Attention, recompute: Recompute) -> tuple[frozenset[Module], tuple[Choice, ...]]:
+    """The modules that compiled blocks do not drop with this attention, and the record where they are named.
+
+    The compiler takes PyTorch's attention kernels for random ones, dropout or not, and repeats them with
+    states of a generator: on a CPU backward then fails at the versions of main_grad, and no recorded CUDA
+    graph could hold them. Of such a kernel recompute would drop its log-sum-exp alone.
+    """
+    if not is_sdpa(attention):
+        return frozenset(), ()
+    why = "compiled blocks do not repeat PyTorch's attention kernels, which keep a log-sum-exp and no scores"
+    named = recompute.drops("core_attn")
+    record = Choice("recompute-core-attn", "dropped", "kept", why)
+    return frozenset({"core_attn"}), (record,) if named else ()
 
 
 def why_not(device_type: str) -> str | None:

@@ -102,7 +102,8 @@ class SelfAttention(nn.Module):
         n_SBH, x_SBH = self.norm.split(x_SBH) if self.norm.hands_on else (x_SBH, x_SBH)
         q_SBND, k_SBGD, v_SBGD = self._heads(self.qkv_site(n_SBH), rope)
         core = partial(self._core, mask=mask, dropout=dropout)
-        run = partial(checkpoint, core) if self.recompute_core else core
+        # Asked in this order, here and below, an evaluation does not depend on the choice: one graph for all.
+        run = partial(checkpoint, core) if torch.is_grad_enabled() and self.recompute_core else core
         context_SBND = run(q_SBND, k_SBGD, v_SBGD)
         y_SBH = self.proj_site(context_SBND.flatten(2))
         if self.adds_later:
@@ -206,7 +207,10 @@ class Block(nn.Module):
         """[S, B, H] -> [S, B, H]; `dropout` is the state narrowed to this layer, None in evaluation."""
         x_SBH, before_SBH = self.attention(x_SBH, rope, mask, dropout)
         mlp = partial(self.mlp, dropout=dropout)
-        return checkpoint(mlp, x_SBH) if self.mlp.dropped else mlp(x_SBH, before_SBH=before_SBH)
+        if torch.is_grad_enabled() and self.mlp.dropped:
+            return checkpoint(mlp, x_SBH)
+        y_SBH: Tensor = mlp(x_SBH, before_SBH=before_SBH)
+        return y_SBH
 
 
 def _norm(shape: ModelShape, ops: Ops, dtype: torch.dtype) -> Norm:

@@ -263,7 +263,7 @@ class Fp8Site:
     def __call__(self, x: Tensor) -> Tensor:
         if self.prologue is None:
             return self.multiply(x)
-        if not self.rebuild:
+        if not (torch.is_grad_enabled() and self.rebuild):
             return self.multiply(self.prologue(x))
         if self.opaque is not None or not self.gemm.state.spec.wgrad:
             return rebuilt(self.prologue, x, self.multiply)

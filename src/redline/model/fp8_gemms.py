@@ -210,9 +210,9 @@ class Fp8Gemms:
         if fused and isinstance(fc1, Fp8Gemm) and isinstance(fc2, Fp8Gemm):
             whole = Fp8Mlp(mlp.norm, fc1, fc2, mlp.activation.form, rebuilds)
             mlp.whole = whole if self._token is None else whole.opaque(self._token, dropped=mlp.dropped)
-        dropped = {"dropped": mlp.dropped}
-        mlp.fc1_site = self._after_norm(f"{name}.fc1", mlp.norm, mlp.fc1, rebuilds["layernorm"], **dropped)
-        mlp.fc2_site = self._row(f"{name}.fc2", mlp.activation, mlp.fc2, rebuilds["activation"], **dropped)
+        norm, activation, dropped = mlp.norm, mlp.activation, mlp.dropped
+        mlp.fc1_site = self._after_norm(f"{name}.fc1", norm, mlp.fc1, rebuilds["layernorm"], dropped=dropped)
+        mlp.fc2_site = self._row(f"{name}.fc2", activation, mlp.fc2, rebuilds["activation"], dropped=dropped)
 
     def _after_norm(
         self, name: str, norm: Norm, linear: Linear, rebuild: bool, *, dropped: bool = False
@@ -224,7 +224,7 @@ class Fp8Gemms:
         return self._column(name, norm, linear, rebuild, dropped=dropped)
 
     def _column(
-        self, name: str, prologue: Prologue, linear: Linear, rebuild: bool, **dropped: bool
+        self, name: str, prologue: Prologue, linear: Linear, rebuild: bool, *, dropped: bool
     ) -> Prologue:
         """The site of a GEMM of which tensor-parallel ranks hold some output features each."""
         gemm = self.gemms.get(name)
@@ -233,10 +233,10 @@ class Fp8Gemms:
         if self._linked and isinstance(gemm, Fp8Gemm):
             return LinkedSite(prologue, gemm, self._tp, column=True, rebuild=rebuild)
         before = prologue if self._tp.size == 1 else partial(_both, prologue, self._tp.enter)
-        return self._site(before, gemm, rebuild, **dropped)
+        return self._site(before, gemm, rebuild, dropped)
 
     def _row(
-        self, name: str, prologue: Prologue | None, linear: Linear, rebuild: bool, **dropped: bool
+        self, name: str, prologue: Prologue | None, linear: Linear, rebuild: bool, *, dropped: bool = False
     ) -> Prologue:
         """The site of a GEMM of which tensor-parallel ranks hold some input features each."""
         gemm = self.gemms.get(name)
@@ -244,14 +244,12 @@ class Fp8Gemms:
             return Site(prologue, linear, rebuild=rebuild)
         if self._linked and isinstance(gemm, Fp8Gemm):
             return LinkedSite(prologue, gemm, self._tp, column=False, rebuild=rebuild)
-        site = self._site(prologue, gemm, rebuild, **dropped)
+        site = self._site(prologue, gemm, rebuild, dropped)
         return site if self._tp.size == 1 else partial(_both, site, self._tp.leave)
 
-    def _site(
-        self, prologue: Prologue | None, gemm: SiteGemm, rebuild: bool, *, dropped: bool = False
-    ) -> Fp8Site:
-        how = {"fuse_wgrad": self._fuse_wgrad, "rebuild": rebuild, "dropped": dropped}
-        return Fp8Site(prologue, gemm, token=self._token, **how)
+    def _site(self, prologue: Prologue | None, gemm: SiteGemm, rebuild: bool, dropped: bool) -> Fp8Site:
+        wgrad, token = self._fuse_wgrad, self._token
+        return Fp8Site(prologue, gemm, fuse_wgrad=wgrad, rebuild=rebuild, token=token, dropped=dropped)
 
 
 def _both(first: Prologue, second: Prologue, x: Tensor) -> Tensor:

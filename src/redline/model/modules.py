@@ -131,7 +131,7 @@ class Site:
     rebuild: bool = False
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self.rebuild and self.prologue is not None:
+        if torch.is_grad_enabled() and self.rebuild and self.prologue is not None:
             return rebuilt(self.prologue, x, self.gemm)
         y: Tensor = self.gemm(x if self.prologue is None else self.prologue(x))
         return y

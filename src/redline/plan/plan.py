@@ -18,7 +18,7 @@ from redline.formulas.flops import CONVENTIONS, Convention, TokenFlops, flops_pe
 from redline.formulas.memory import MemoryEstimate, training_memory
 from redline.formulas.operators import Operator
 from redline.formulas.params import ParameterCount, count_parameters
-from redline.formulas.recompute import NOTHING
+from redline.formulas.recompute import NOTHING, Module
 from redline.formulas.resolve import shape_of
 from redline.formulas.shape import ModelShape
 from redline.formulas.state import StateDtypes
@@ -105,9 +105,19 @@ class Plan:
     search: RecomputeSearch | None
     recompute_cost: RecomputeCost
 
-    def with_implementation(self, attention: str, fused: frozenset[Operator]) -> Plan:
-        """The plan with the attention and the kernels that build has chosen, and the memory they need."""
-        return self._with_memory(replace(self.microbatch, attention=attention, fused=fused))
+    def with_implementation(
+        self, attention: str, fused: frozenset[Operator], kept: frozenset[Module] = frozenset()
+    ) -> Plan:
+        """The plan with the attention and the kernels that build has chosen, and the memory they need.
+
+        kept: modules that these cannot drop.
+        """
+        recompute, search = self.microbatch.recompute, self.search
+        recompute = replace(recompute, modules=recompute.modules - kept)
+        if search is not None:
+            search = replace(search, modules=tuple(each for each in search.modules if each not in kept))
+        microbatch = replace(self.microbatch, attention=attention, fused=fused, recompute=recompute)
+        return replace(self, search=search)._with_memory(microbatch)
 
     def _with_memory(self, microbatch: MicrobatchShape) -> Plan:
         """The plan with this microbatch: what is recomputed, and the memory that leaves."""

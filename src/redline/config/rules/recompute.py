@@ -169,25 +169,4 @@ def graphs_keep_what_they_save(config: RunConfig) -> Broken:
     )
 
 
-@rule(
-    "graphs-and-repeated-attention",
-    "cuda_graph_impl",
-    "use_torch_compile",
-    "recompute_modules",
-    "attention_backend",
-    why="a compiled block repeats PyTorch's attention kernels with a generator of its own, which a recorded "
-    "graph does not know.",
-)
-def graphs_and_repeated_attention(config: RunConfig) -> Broken:
-    r, recorded = config.recompute, config.compile.cuda_graph_impl == "local"
-    if not (recorded and config.compile.use_torch_compile and r.recompute_granularity == "selective"):
-        return None
-    if "core_attn" not in r.recompute_modules or config.attention.attention_backend in ("unfused", "local"):
-        return None
-    return (
-        "--cuda-graph-impl local and --use-torch-compile do not go with --recompute-modules core_attn.",
-        "leave core_attn out (only unfused attention keeps scores), or use --attention-backend unfused.",
-    )
-
-
 RULES = rules_of(globals())

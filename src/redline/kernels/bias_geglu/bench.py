@@ -1,11 +1,14 @@
-"""Sizes at which GEGLU is timed: an ffn size of 16,384, 8,192 tokens."""
+"""Sizes at which GEGLU is timed: an ffn size of 16,384, 8,192 tokens; and gpt-oss's quick, limited gate."""
 
 from __future__ import annotations
+
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from redline.kernels.bench_case import BenchCase, Provider, twins
+from redline.kernels.bench_case import LIMITED, BenchCase, Provider, twins
 from redline.kernels.bias_geglu.op import bias_geglu
 from redline.kernels.bias_geglu.reference import bias_geglu_reference
 
@@ -21,23 +24,27 @@ def _halves(x: Tensor) -> tuple[Tensor, ...]:
     return tuple(half.detach().clone().requires_grad_() for half in x.chunk(2, dim=-1))
 
 
-def _case(rows: int, cols: int, with_bias: bool) -> BenchCase:
+def _case(rows: int, cols: int, with_bias: bool, limited: bool = False) -> BenchCase:
     def make_inputs(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, ...]:
         shapes = ((rows, 2 * cols), (2 * cols,)) if with_bias else ((rows, 2 * cols),)
         return tuple(torch.randn(shape, device=device, dtype=dtype, requires_grad=True) for shape in shapes)
 
     bias_bytes = 2 * cols * 2 if with_bias else 0
-    libraries = {} if with_bias else {"liger": _liger}
-    adapted = {} if with_bias else {"liger": _halves}
+    alone = with_bias or limited
+    libraries = {} if alone else {"liger": _liger}
+    adapted = {} if alone else {"liger": _halves}
+    form: dict[str, Any] = {"approximate": "quick", **LIMITED} if limited else {}
     return BenchCase(
         op="bias_geglu",
-        name=f"{rows} x 2*{cols}" + (" + bias" if with_bias else ""),
+        name=f"{rows} x 2*{cols}"
+        + (" + bias" if with_bias else "")
+        + (", quick, limited" if limited else ""),
         make_inputs=make_inputs,
-        providers=twins(bias_geglu, bias_geglu_reference, **libraries),
+        providers=twins(partial(bias_geglu, **form), partial(bias_geglu_reference, **form), **libraries),
         bytes_forward=3 * rows * cols * 2 + bias_bytes,
         bytes_backward=5 * rows * cols * 2 + 2 * bias_bytes,
         adapted=adapted,
     )
 
 
-CASES = (_case(8192, 16384, False), _case(8192, 16384, True))
+CASES = (_case(8192, 16384, False), _case(8192, 16384, True), _case(8192, 16384, True, True))

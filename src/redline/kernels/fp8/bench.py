@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from redline.kernels.activation_reference import Form
-from redline.kernels.bench_case import BenchCase, Provider, twins
+from redline.kernels.bench_case import LIMITED, BenchCase, Provider, twins
 from redline.kernels.fp8 import block_op, op, reference
 
 T, TOKENS, H, F = 8192, 32768, 4096, 14336
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 SWIGLU = Form("silu", gated=True)
+LIMITED_SWIGLU = Form("silu", gated=True, **LIMITED)
 
 
 def _case(
@@ -55,14 +56,20 @@ def _norm(room: Any, kernel: bool) -> Provider:
     )
 
 
-def _activation(room: Any, kernel: bool) -> Provider:
-    return lambda x, scale, amax: room.activation_cast(x, None, *SWIGLU, scale, amax, E4M3, *_end(kernel))
+def _activation(form: Form) -> Callable[[Any, bool], Provider]:
+    def make(room: Any, kernel: bool) -> Provider:
+        return lambda x, scale, amax: room.activation_cast(x, None, *form, scale, amax, E4M3, *_end(kernel))
+
+    return make
 
 
-def _backward(room: Any, kernel: bool) -> Provider:
-    return lambda dy, x, scale, amax: room.activation_cast_backward(
-        dy, x, None, None, *SWIGLU, scale, amax, E5M2, *_end(kernel)
-    )
+def _backward(form: Form) -> Callable[[Any, bool], Provider]:
+    def make(room: Any, kernel: bool) -> Provider:
+        return lambda dy, x, scale, amax: room.activation_cast_backward(
+            dy, x, None, None, *form, scale, amax, E5M2, *_end(kernel)
+        )
+
+    return make
 
 
 def _blocks(room: Any, kernel: bool) -> Provider:
@@ -80,6 +87,17 @@ CASES = (
         4 * TOKENS * H + TOKENS * H // 16,
     ),
     _case(f"RMSNorm to fp8, {TOKENS} x {H}", ((TOKENS, H), (H,)), _norm, 3 * TOKENS * H + 2 * H + 4 * TOKENS),
-    _case(f"SwiGLU to fp8, {T} x 2*{F}", ((T, 2 * F),), _activation, 5 * T * F),
-    _case(f"SwiGLU backward to fp8, {T} x 2*{F}", ((T, F), (T, 2 * F)), _backward, 10 * T * F),
+    *(
+        case
+        for word, form in (("", SWIGLU), (", limited", LIMITED_SWIGLU))
+        for case in (
+            _case(f"SwiGLU to fp8, {T} x 2*{F}{word}", ((T, 2 * F),), _activation(form), 5 * T * F),
+            _case(
+                f"SwiGLU backward to fp8, {T} x 2*{F}{word}",
+                ((T, F), (T, 2 * F)),
+                _backward(form),
+                10 * T * F,
+            ),
+        )
+    ),
 )
