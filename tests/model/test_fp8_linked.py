@@ -28,7 +28,7 @@ from link import Interval, Link, hidden
 
 PAIR = Group(ranks=(0, 1), index=0)
 ROWS, PIECES = 16, 4  # of a rank
-ROW_S, PIECE_S, GEMM_S = 0.0025, 0.02, 0.03  # multiplying a row, sending a piece, a GEMM of another gradient
+ROW_S, PIECE_S, GEMM_S = 0.0025, 0.02, 0.04  # multiplying a row, sending a piece, a GEMM of another gradient
 ENOUGH = 0.9
 
 
@@ -88,16 +88,17 @@ def test_backward_hides_what_it_is_told_to(timed, bulk_wgrad: bool, bulk_dgrad: 
     link, computed = timed
     tp = TensorParallel(group=PAIR, sequence=True, bulk_wgrad=bulk_wgrad, bulk_dgrad=bulk_dgrad)
     best = [0.0, 0.0]
-    for _ in range(3):  # a busy machine only delays
+    for _ in range(6):  # a busy machine only delays
         _, y = site(LinkedColumnFn, ROWS, tp)
         computed.clear()
         link.intervals.clear()
         y.sum().backward()
         assert len(link.intervals) == len(computed) == 2
         best = [max(old, hidden(computed, [sent])) for old, sent in zip(best, link.intervals, strict=True)]
-        if min(best) >= ENOUGH * PIECE_S:
+        found = [seconds >= ENOUGH * PIECE_S for seconds in best]
+        if found == [bulk_wgrad, bulk_dgrad]:
             break
-    assert [seconds >= ENOUGH * PIECE_S for seconds in best] == [bulk_wgrad, bulk_dgrad]
+    assert found == [bulk_wgrad, bulk_dgrad]
     assert all(seconds == 0 for seconds, on in zip(best, (bulk_wgrad, bulk_dgrad), strict=True) if not on)
 
 
@@ -113,7 +114,7 @@ def test_pieces_hide_nine_tenths_of_what_their_order_allows(timed) -> None:
         computed.clear()
         link.intervals.clear()
 
-    for _ in range(3):
+    for _ in range(6):
         x, y = site(LinkedColumnFn, ROWS, tp)
         note("column")
         assert torch.equal(*y.chunk(2)) and x.isfinite().all()
