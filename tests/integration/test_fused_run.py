@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +20,15 @@ MAIN = (
     "from mended_interpreter import mend; mend()\n"
     f"{QUICK_START}"
     "from redline.cli.main import main\n"
-    "for line in sys.stdin:\n    if code := main(line.split()): sys.exit(code)"
+    "from triton.runtime.interpreter import GridExecutor\n"
+    "launch, launched = GridExecutor.__call__, set()\n"
+    "def call(self, *args, **named):\n"
+    "    launched.add(self.fn.__module__.split('.')[2])\n"
+    "    return launch(self, *args, **named)\n"
+    "GridExecutor.__call__ = call\n"
+    "for line in sys.stdin:\n"
+    "    if code := main(line.split()): sys.exit(code)\n"
+    "    print('launched:', *sorted(launched)); launched.clear()"
 )
 SMALLER = (
     "--seq-length 8 --vocab-size 37 --micro-batch-size 1 --global-batch-size 2 --train-iters 3 --eval-iters 1"
@@ -34,6 +43,8 @@ WHOLE = {
     "gpt": {"persist-layer-norm", "bias-gelu-fusion", "bias-dropout-fusion", "masked-softmax-fusion"},
     "llama": {"persist-layer-norm", "rope-fusion", "bias-swiglu-fusion", "bias-dropout-fusion"},
 }
+
+SWITCHED = {"norm_triton", "embedding", "adamw", "grad_norm"}
 
 
 @pytest.fixture
@@ -54,9 +65,15 @@ def train(tmp_path: Path) -> Any:
             text=True, timeout=280,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
-        return [Run(tmp_path / name, done.stdout) for name in runs]
+        outputs = re.split(r"(?<=\n)(?=launched:.*\n)", done.stdout)
+        return [Run(tmp_path / name, output) for name, output in zip(runs, outputs[1:], strict=True)]
 
     return call
+
+
+def rooms(run: Run) -> set[str]:
+    """The rooms and files of kernels/ that launched kernels are of."""
+    return set(run.output.split("\n")[0].split()[1:])
 
 
 def ran(run: Run) -> dict[str, str]:
@@ -75,6 +92,7 @@ def test_a_fused_run_is_the_local_run_and_resumes_bit_for_bit(train: Any, model:
     assert choices["transformer-impl"] == "fused" and choices["optimizer-impl"] == "triton"
     assert choices["cross-entropy-loss-fusion"] == "fused"
     assert all(choices[what] == "fused" for what in WHOLE[model])
+    assert rooms(whole) >= SWITCHED and not rooms(local)
     assert ran(local)["transformer-impl"] == "local" and ran(local)["optimizer-impl"] == "fused"
 
     assert len(cut.losses) == 1
@@ -100,4 +118,6 @@ def test_switches_reach_the_run(train: Any) -> None:
     for switch in ("persist-layer-norm", "embedding-fusion", "adamw-fusion", "grad-norm-fusion"):
         assert ran(out)[switch] == "local" and reasons[switch] == f"switched off by --no-{switch}"
     assert reasons["cross-entropy-loss-fusion"] == "one kernel for cross entropy"
+    assert rooms(one) == {"gated_triton"}
+    assert rooms(out) == {"gated_triton", "cross_entropy", "bias_dropout_add", "rotary"}
     assert one.losses == pytest.approx(out.losses, rel=1e-4)
