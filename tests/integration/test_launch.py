@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -143,8 +144,12 @@ def with_a_rank_killed(folder: Path, words: str) -> tuple[int, str]:
 
 def children_of(parent: int) -> list[int]:
     """Processes whose parent that is: fields 1 and 4 of proc(5)'s stat."""
-    stats = [path.read_text().rsplit(")", 1) for path in Path("/proc").glob("[0-9]*/stat")]
-    return [int(head.split()[0]) for head, rest in stats if int(rest.split()[1]) == parent]
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended since
+            head, rest = path.read_text().rsplit(")", 1)
+            found += [int(head.split()[0])] if int(rest.split()[1]) == parent else []
+    return found
 
 
 SHARDED = {"use_distributed_optimizer": True, "ddp_bucket_size": 3000}
