@@ -1,4 +1,6 @@
-"""The activations in plain PyTorch: the twin that the activation rooms and the casts to fp8 share."""
+"""The activations in plain PyTorch: the twin that the activation rooms, the casts to fp8 and the plain
+model share.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,7 @@ def activate(x: Tensor, form: Form) -> Tensor:
     gate, up = x.chunk(2, dim=-1)
     if form.clamp is not None:
         gate, up = gate.clamp(max=form.clamp), up.clamp(-form.clamp, form.clamp)
-    return CURVES[form.kind](gate) * (up + form.offset)
+    return CURVES[form.kind](gate) * (up + form.offset if form.offset else up)
 
 
 def bias_activation_reference(x: Tensor, bias: Tensor | None, form: Form) -> Tensor:

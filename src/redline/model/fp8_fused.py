@@ -17,26 +17,17 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from redline.formulas.shape import Activation
 from redline.kernels import fp8
 from redline.kernels.activation_reference import Form
 from redline.kernels.layer_norm import layer_norm_backward
 from redline.kernels.rms_norm import rms_norm_backward
 from redline.model.fp8 import Fp8Gemm, Operand, as_output
 from redline.model.fp8_opaque import OpaqueSite
+from redline.model.local import KINDS
 from redline.model.main_grad import main_grad_of
 from redline.model.modules import Norm
 from redline.precision.fp8 import Purpose
 
-# The kernels' words: the curve, and whether its result is multiplied by the other half.
-KINDS: dict[Activation, tuple[str, bool]] = {
-    "swiglu": ("silu", True),
-    "geglu": ("tanh", True),
-    "quick-geglu": ("quick", True),
-    "gelu": ("exact", False),
-    "gelu-tanh": ("tanh", False),
-    "squared-relu": ("relu2", False),
-}
 Three = tuple[Tensor, Tensor, Tensor]
 
 

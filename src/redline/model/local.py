@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from redline.formulas.shape import GATED, Activation, Normalization
+from redline.formulas.shape import Activation, Normalization
+from redline.kernels.activation_reference import Form, activate
 from redline.kernels.cross_entropy import LossSpec, VocabShard
 from redline.kernels.cross_entropy import cross_entropy as sharded_cross_entropy
 from redline.model.heads import Heads
@@ -105,13 +106,14 @@ def qk_norm(
     return q_SBND, k_SBGD, v_SBGD
 
 
-_CURVES: dict[Activation, Callable[[Tensor], Tensor]] = {
-    "gelu": F.gelu,
-    "gelu-tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "squared-relu": lambda x: F.relu(x).square(),
-    "quick-geglu": lambda x: x * torch.sigmoid(1.702 * x),
-    "geglu": lambda x: F.gelu(x, approximate="tanh"),
-    "swiglu": F.silu,
+# The kernels' words: the curve, and whether its result is multiplied by the other half.
+KINDS: dict[Activation, tuple[str, bool]] = {
+    "swiglu": ("silu", True),
+    "geglu": ("tanh", True),
+    "quick-geglu": ("quick", True),
+    "gelu": ("exact", False),
+    "gelu-tanh": ("tanh", False),
+    "squared-relu": ("relu2", False),
 }
 
 
@@ -128,12 +130,7 @@ def activation(
     """
     if bias is not None:
         y = (y + read(bias)).to(y.dtype)
-    if kind not in GATED:
-        return _CURVES[kind](y)
-    gate, up = y.chunk(2, dim=-1)
-    if clamp is not None:
-        gate, up = gate.clamp(max=clamp), up.clamp(-clamp, clamp)
-    return _CURVES[kind](gate) * (up + offset if offset else up)
+    return activate(y, Form(*KINDS[kind], clamp, offset))
 
 
 def bias_dropout_add(
