@@ -35,7 +35,7 @@ from redline.kernels.common import (
 )
 from redline.kernels.cross_entropy import VocabShard
 from redline.kernels.linear_cross_entropy.accumulate import accumulate
-from redline.kernels.linear_cross_entropy.products import HeadProducts
+from redline.kernels.linear_cross_entropy.products import HeadProducts, MatrixProducts
 from redline.kernels.linear_cross_entropy.reference import linear_cross_entropy_reference
 from redline.kernels.linear_cross_entropy.sharded import launch_sharded
 from redline.kernels.loss_spec import LossSpec, add_z_part, loss_spec
@@ -147,22 +147,18 @@ def _launch(
         dweight_VH = torch.zeros_like(weight, dtype=weight.dtype if one_chunk else torch.float32)
     width = logit_columns(vocab_size)  # of a row of the buffer
     used_VH = weight[:width]
+    products = products or MatrixProducts(used_VH)
     buffer_CV = hidden.new_empty(min(chunk_tokens, tokens), width)
     for start in range(0, tokens, chunk_tokens):
         chunk = slice(start, min(start + chunk_tokens, tokens))
         hidden_CH, rows_CV = hidden[chunk], buffer_CV[: chunk.stop - start]
         logits_CV = rows_CV[:, : len(used_VH)]
-        if products is None:
-            torch.mm(hidden_CH, used_VH.t(), out=logits_CV)
-        else:
-            products.logits(hidden_CH, logits_CV)
+        products.logits(hidden_CH, logits_CV)
         loss_and_gradient(
             rows_CV, labels[chunk], None if weights is None else weights[chunk], grad_scale,
             loss_T[chunk], None if lse_T is None else lse_T[chunk], spec, needs_hidden or needs_weight,
         )  # fmt: skip
-        if needs_hidden and products is None:
-            torch.mm(logits_CV, used_VH, out=dhidden_TH[chunk])
-        elif needs_hidden and products is not None:
+        if needs_hidden:
             products.dhidden(logits_CV, dhidden_TH[chunk])
         if dweight_VH is not None:
             accumulate(dweight_VH[:width], logits_CV, hidden_CH)

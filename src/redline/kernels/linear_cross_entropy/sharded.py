@@ -13,7 +13,7 @@ from torch import Tensor
 from redline.kernels.common import as_rows
 from redline.kernels.cross_entropy.op import VocabShard, combine_shards
 from redline.kernels.linear_cross_entropy.accumulate import accumulate
-from redline.kernels.linear_cross_entropy.products import HeadProducts
+from redline.kernels.linear_cross_entropy.products import HeadProducts, MatrixProducts
 from redline.kernels.loss_spec import LossSpec
 
 
@@ -39,13 +39,11 @@ def launch_sharded(
         dweight_VH = torch.zeros_like(weight, dtype=weight.dtype if one_chunk else torch.float32)
     scale = torch.ones(1, device=hidden.device) if grad_scale is None else grad_scale.view(1)
     buffer_CV = hidden.new_empty(min(chunk_tokens, len(hidden)), len(weight))
+    products = products or MatrixProducts(weight)
     for start in range(0, len(hidden), chunk_tokens):
         chunk = slice(start, min(start + chunk_tokens, len(hidden)))
         hidden_CH, logits_CV = hidden[chunk], buffer_CV[: chunk.stop - start]
-        if products is None:
-            torch.mm(hidden_CH, weight.t(), out=logits_CV)
-        else:
-            products.logits(hidden_CH, logits_CV)
+        products.logits(hidden_CH, logits_CV)
         tokens: tuple[Tensor, Tensor | None] = labels[chunk], None if weights is None else weights[chunk]
         stats_4C: Tensor = statistics(
             logits_CV, *tokens, shard.start, spec.vocab_size, spec.label_smoothing, spec.z_loss
@@ -55,9 +53,7 @@ def launch_sharded(
             lse_T[chunk] = lse_C
         if needs_hidden or needs_weight:
             gradient_(logits_CV, *tokens, lse_C, scale.expand(len(lse_C)), shard.start, *spec.as_args)
-        if needs_hidden and products is None:
-            torch.mm(logits_CV, weight, out=dhidden_TH[chunk])
-        elif needs_hidden and products is not None:
+        if needs_hidden:
             products.dhidden(logits_CV, dhidden_TH[chunk])
         if dweight_VH is not None:
             accumulate(dweight_VH, logits_CV, hidden_CH)
