@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -294,8 +294,12 @@ def num_steps(folder: Path) -> int:
 
 def children_of(parent: int) -> list[int]:
     """Processes whose parent that is: fields 1 and 4 of proc(5)'s stat."""
-    stats = [path.read_text().rsplit(")", 1) for path in Path("/proc").glob("[0-9]*/stat")]
-    return [int(head.split()[0]) for head, rest in stats if int(rest.split()[1]) == parent]
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended since
+            head, rest = path.read_text().rsplit(")", 1)
+            found += [int(head.split()[0])] if int(rest.split()[1]) == parent else []
+    return found
 
 
 def kill(gpus: int, out: Path, sizes: Sizes) -> None:

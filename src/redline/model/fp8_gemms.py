@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from redline.comm import Group
+from redline.formulas.activations import COLUMNS
 from redline.formulas.operators import Operator
 from redline.model.block import MLP, Block, SelfAttention
 from redline.model.fp8 import Fp8Gemm, Fp8Site, Prologue, SiteGemm
@@ -21,8 +22,6 @@ from redline.model.fp8_params import Fp8Params
 from redline.model.modules import Linear, Norm, Site
 from redline.model.transformer import Transformer
 from redline.precision.fp8 import NEVER, Fp8State
-
-COLUMNS = ("attention.qkv", "mlp.fc1")  # of which ranks hold some output features each
 
 
 class Fp8Gemms:
