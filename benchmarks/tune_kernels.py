@@ -20,7 +20,8 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from redline.bench.kernels import CACHE_BYTES, QUICK, Call, cases_of
+from redline.bench.kernels import QUICK, Call, cases_of
+from redline.bench.turns import CACHE_BYTES
 from redline.files import write_json_atomic
 from redline.kernels.bench_case import BenchCase
 from redline.kernels.common import RowConfig, TileConfig, apply, next_power_of_2

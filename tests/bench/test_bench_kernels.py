@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import sys
 from dataclasses import replace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -19,6 +21,8 @@ from redline.kernels.embedding import embedding
 from redline.kernels.embedding.reference import embedding_reference
 from redline.kernels.rms_norm import rms_norm
 from redline.kernels.rms_norm.reference import rms_norm_reference
+from redline.kernels.rotary import bench as rotary_bench
+from redline.kernels.rotary.reference import rotary_reference
 from redline.report import print_kernels
 
 
@@ -178,15 +182,85 @@ def test_adapted_inputs_are_the_same_numbers():
     S, B, D = 3, 2, 128
     qkv = torch.randn(S, B, 48 * D, requires_grad=True)
     cos, sin = torch.randn(2, S, D // 2)
-    q, k, cos_1, _ = rope.inputs_of("liger", (qkv.view(qkv.shape), cos, sin))
+    q, k, v, cos_1, _ = rope.inputs_of("liger", (qkv.view(qkv.shape), cos, sin))
     heads = qkv.view(S, B, 48, D)
     assert torch.equal(q.permute(2, 0, 1, 3), heads[:, :, :32]) and q.transpose(1, 2).is_contiguous()
     assert torch.equal(k.permute(2, 0, 1, 3), heads[:, :, 32:40]) and k.transpose(1, 2).is_contiguous()
-    assert torch.equal(cos_1[0], cos) and q.is_leaf and q.requires_grad
+    assert torch.equal(v.transpose(0, 1), heads[:, :, 40:]) and v.is_contiguous()
+    assert torch.equal(cos_1[0], cos) and all(x.is_leaf and x.requires_grad for x in (q, k, v))
     (whole, *_) = rope.inputs_of("quack", (qkv, cos, sin))
     assert torch.equal(whole.transpose(0, 1), qkv) and whole.is_contiguous() and whole.is_leaf
     empty = cut((qkv, cos, sin), 0)
     assert rope.inputs_of("liger", empty)[0].numel() == 0 and rope.inputs_of("quack", empty)[0].numel() == 0
+
+
+class TurnInPlace(torch.autograd.Function):
+    """A library's rotation, of its first argument's heads up to `turned`, and of their gradient."""
+
+    @staticmethod
+    def forward(ctx, x, turned, cos, sin):
+        ctx.turned, ctx.table = turned, (cos, sin)
+        return turn_heads_(x, turned, cos, sin)
+
+    @staticmethod
+    def backward(ctx, dx):
+        cos, sin = ctx.table
+        return turn_heads_(dx, ctx.turned, cos, -sin), None, None, None
+
+
+def turn_heads_(x_BSND, turned, cos, sin):
+    heads = x_BSND[:, :, :turned].detach()
+    heads.copy_(rotary_reference(heads.transpose(0, 1), cos, sin, None, False).transpose(0, 1))
+    return x_BSND
+
+
+def install_libraries(monkeypatch):
+    """liger's and quack's entry points, as they are called, in plain PyTorch."""
+
+    def quack(qkv, cos, sin, *, num_heads_q, headdim):
+        heads = qkv.view(*qkv.shape[:2], -1, headdim)
+        turned = heads.shape[2] - (heads.shape[2] - num_heads_q) // 2
+        return TurnInPlace.apply(heads, turned, cos, sin).view(qkv.shape)
+
+    def liger(q, k, cos, sin, _ids, _dim, head_dim):
+        assert 2 * cos.shape[-1] == head_dim
+        turn = lambda x: TurnInPlace.apply(x.transpose(1, 2), x.shape[1], cos[0], sin[0]).transpose(1, 2)  # noqa: E731
+        return turn(q), turn(k)
+
+    entries = {
+        "quack.rotary": {"apply_rotary_emb_qkv_": quack},
+        "liger_kernel.ops.rope": {"LigerRopeFunction": SimpleNamespace(apply=liger)},
+    }
+    for name, entry in entries.items():
+        parts = name.split(".")
+        for length in range(1, len(parts)):
+            monkeypatch.setitem(sys.modules, ".".join(parts[:length]), ModuleType(parts[length - 1]))
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+        vars(sys.modules[name]).update(entry)
+
+
+def test_rotary_s_libraries_are_sent_what_attention_sends(monkeypatch):
+    """Three results and three gradients each; of a projection they make the one that Redline makes."""
+    install_libraries(monkeypatch)
+    case = rotary_bench._case(5, 2, 4, 2, 8)
+    case = replace(case, dtype=torch.float32)
+    grads = [torch.randn(5, 2, heads, 8) for heads in (4, 2, 2)]
+    results, joined = {}, {}
+    for name in ("eager", "liger", "quack"):
+        inputs = case.inputs_of(name, draw(case, torch.device("cpu")))
+        outputs = case.providers[name]()(*inputs)
+        if name != "eager":
+            outputs = [out.transpose(0, 1) for out in outputs]
+        leaves = [x for x in inputs if x.requires_grad]
+        results[name] = [out.detach().clone() for out in outputs]
+        joined[name] = torch.autograd.grad(outputs, leaves, [grad.clone() for grad in grads])
+    for name in ("liger", "quack"):
+        for got, want in zip(results[name], results["eager"], strict=True):
+            torch.testing.assert_close(got, want)
+    torch.testing.assert_close(joined["quack"][0].transpose(0, 1), joined["eager"][0])
+    dq, dk, dv = joined["liger"]
+    apart = torch.cat((dq.permute(2, 0, 1, 3), dk.permute(2, 0, 1, 3), dv.transpose(0, 1)), dim=2)
+    torch.testing.assert_close(apart.flatten(2), joined["eager"][0])
 
 
 def test_empty_inputs():
@@ -218,7 +292,7 @@ def test_the_table():
     }
     providers = {
         "fused": rates,
-        "eager": {**rates, "forward_s": 9e-5},
+        "eager": {**rates, "forward_s": 9e-5, "late_samples": 12, "late": ["forward", "both"]},
         "quack": {"error": "not installed: quack"},
     }
     rows = [
@@ -233,6 +307,7 @@ def test_the_table():
         "96%",
         "   20 ",
         "quack: not installed: quack",
+        "rms_norm 16 x 4: the host was late in every sample of eager's forward and both",
         "rotary 8 x 2: output 0 has 3.00 times",
     ):
         assert part in out.getvalue(), part
@@ -248,3 +323,4 @@ def test_timings_on_a_gpu():
     fused = row["providers"]["fused"]
     assert row["gate"]["passed"] and 0 < fused["forward_s"] < fused["both_s"] < 0.1
     assert 0.1 < fused["forward_share_of_copy"] < 1.3 and 0 < fused["host_s"] < 1e-3
+    assert fused["late"] == [] and fused["late_samples"] >= 0

@@ -1,8 +1,8 @@
 """Every fused operator against its plain twin, eager and compiled, and the libraries people take instead.
 
 A case is first checked (gate.py); an operator that fails is not timed. Times are medians over rounds in which
-the providers take turns, with the L2 cache cleared and the host ahead of the device, so that they are the
-device's alone; what an eager call costs the host is measured apart, on tensors without rows and with one.
+the providers take turns (turns.py), the L2 cache cleared and the host ahead of the device, so that they are
+the device's alone; what an eager call costs the host is measured apart, on tensors without rows and with one.
 """
 
 from __future__ import annotations
@@ -24,14 +24,11 @@ from torch import Tensor
 import redline.kernels
 from redline.bench.gate import Gate, check, differentiable, draw, outputs_of, upstream_of
 from redline.bench.record import Keep
+from redline.bench.turns import CudaClock, Turns, take_turns
 from redline.errors import UsageError
 from redline.kernels.bench_case import BenchCase, Provider
-from redline.units import GIB, MIB
+from redline.units import GIB
 
-CACHE_BYTES = 256 * MIB  # written before each call: more than any L2 cache holds
-HEAD_START = (
-    2_000_000  # cycles that the device waits, about a millisecond: the host queues a whole call meanwhile
-)
 HOST_CALLS = 200
 
 
@@ -144,10 +141,11 @@ def bench_case(case: BenchCase, device: torch.device, effort: Effort, copy_rate:
         if error := _warm_up(calls[name], effort):
             rates[name] = {"error": error}
             del calls[name]
-    forward = _medians({name: call.forward for name, call in calls.items()}, effort, device)
-    both: dict[str, float] = {}
+    clock = CudaClock(device)
+    forward = take_turns({name: call.forward for name, call in calls.items()}, effort.rounds, clock)
+    both: dict[str, Turns] = {}
     if case.bytes_backward or case.flops:
-        both = _medians({name: call.both for name, call in calls.items()}, effort, device)
+        both = take_turns({name: call.both for name, call in calls.items()}, effort.rounds, clock)
     for name in calls:
         rates[name] = _rates(case, forward[name], both.get(name), copy_rate)
         if name != "compile":  # its first call at another size would compile anew
@@ -212,32 +210,13 @@ def _warm_up(call: Call, effort: Effort) -> str | None:
     return None
 
 
-def _medians(calls: dict[str, Callable[[], Any]], effort: Effort, device: torch.device) -> dict[str, float]:
-    """Median seconds of device time of each call, the calls taking turns."""
-    cache = torch.empty(CACHE_BYTES, dtype=torch.int8, device=device)
-    events: dict[str, list[tuple[Any, Any]]] = {name: [] for name in calls}
-    for _ in range(effort.rounds):
-        for name, call in calls.items():
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            cache.zero_()
-            torch.cuda._sleep(HEAD_START)
-            start.record()
-            call()
-            end.record()
-            events[name].append((start, end))
-        torch.cuda.synchronize()
-    return {
-        name: statistics.median(start.elapsed_time(end) for start, end in pairs) / 1e3
-        for name, pairs in events.items()
-    }
-
-
 def copy_bandwidth(device: torch.device, effort: Effort, num_bytes: int = GIB) -> float:
     """Bytes read and written a second by a device-to-device copy of so many."""
     source, target = (torch.empty(num_bytes, dtype=torch.int8, device=device) for _ in range(2))
     for _ in range(effort.warmup):
         target.copy_(source)
-    return 2 * num_bytes / _medians({"copy": lambda: target.copy_(source)}, effort, device)["copy"]
+    turns = take_turns({"copy": lambda: target.copy_(source)}, effort.rounds, CudaClock(device))
+    return 2 * num_bytes / turns["copy"].seconds
 
 
 def host_seconds(
@@ -279,17 +258,23 @@ def _cut(tensor: Tensor, rows: int) -> Tensor:
     return found if tensor.is_leaf else found.view_as(found)  # an operator may work in place on no leaf
 
 
-def _rates(case: BenchCase, forward: float, both: float | None, copy_rate: float) -> dict[str, Any]:
+def _rates(case: BenchCase, forward: Turns, both: Turns | None, copy_rate: float) -> dict[str, Any]:
+    """Times and rates of one provider; how many samples were late, and of what no sample was on time."""
+    rate = case.bytes_forward / forward.seconds
     found: dict[str, Any] = {
-        "forward_s": forward,
-        "forward_bytes_per_s": case.bytes_forward / forward,
-        "forward_share_of_copy": case.bytes_forward / forward / copy_rate,
+        "forward_s": forward.seconds,
+        "forward_bytes_per_s": rate,
+        "forward_share_of_copy": rate / copy_rate,
+        "late_samples": len(forward.late_s),
+        "late": ["forward"] if forward.late else [],
     }
     if both is not None:
-        rate = (case.bytes_forward + case.bytes_backward) / both
-        found |= {"both_s": both, "both_bytes_per_s": rate, "both_share_of_copy": rate / copy_rate}
+        rate = (case.bytes_forward + case.bytes_backward) / both.seconds
+        found |= {"both_s": both.seconds, "both_bytes_per_s": rate, "both_share_of_copy": rate / copy_rate}
+        found["late_samples"] += len(both.late_s)
+        found["late"] += ["both"] if both.late else []
     if case.flops:
-        found["flops_per_s"] = case.flops / (both or forward)
+        found["flops_per_s"] = case.flops / (both or forward).seconds
     return found
 
 

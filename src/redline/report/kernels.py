@@ -18,7 +18,7 @@ def print_kernels(rows: Sequence[Mapping[str, Any]], console: Console | None = N
 
     "both" is forward and backward; "copy" the share of a device-to-device copy's rate that the bytes reach;
     "host" is what an eager forward costs the host on tensors without rows, and with one.
-    Why a provider has no figures is said below the table.
+    Why a provider has no figures is said below the table, and whose host was never ahead of the device.
     """
     table = new_table("fused operators")
     table.add_column("operator", overflow="fold", min_width=16)
@@ -35,6 +35,12 @@ def print_kernels(rows: Sequence[Mapping[str, Any]], console: Console | None = N
         found = {by: rates for by, rates in row["providers"].items() if "error" not in rates}
         notes |= dict.fromkeys(
             f"{by}: {rates['error']}" for by, rates in row["providers"].items() if by not in found
+        )
+        notes |= dict.fromkeys(
+            f"{name}: the host was late in every sample of {by}'s {' and '.join(rates['late'])}:"
+            " gaps between kernels are part of its time"
+            for by, rates in found.items()
+            if rates.get("late")
         )
         times = {by: rates.get("both_s", rates.get("forward_s")) for by, rates in found.items()}
         best = min((time for time in times.values() if time is not None), default=None)

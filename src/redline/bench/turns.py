@@ -1,0 +1,123 @@
+"""Device time of calls that take turns, out of samples in which the host was ahead of the device.
+
+A sample is the time between two events, the device's own only where the host had queued the whole call
+before the first of them came to pass: a thread that wakes on an idle virtual CPU costs up to a millisecond,
+and the gap between kernels would be counted as theirs. Such a sample is late: it is taken again, with twice
+the head start.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from redline.units import MIB
+
+CACHE_BYTES = 256 * MIB  # written before each call: more than any L2 cache holds
+HEAD_START = 2_000_000  # cycles that the device waits, about a millisecond: the host queues a call meanwhile
+TRIES = 4  # at one sample: the last one gives the host eight times as long
+PATIENT_ROUNDS = 2  # a call that was late at every try of so many waits for the device itself: one try then
+
+
+class Mark(Protocol):
+    """A point in the device's time, as torch.cuda.Event."""
+
+    def query(self) -> bool:
+        """Whether the device is past it."""
+
+    def elapsed_time(self, end: Any) -> float:
+        """Milliseconds from here to `end`, both past."""
+
+
+class Clock(Protocol):
+    """A device on which calls are queued and timed."""
+
+    def hold(self, cycles: int) -> None:
+        """Queue what makes the next call start cold, and a wait of so many cycles."""
+
+    def mark(self) -> Mark:
+        """Queue a point in time."""
+
+    def finish(self) -> None:
+        """Wait until all that was queued has been done."""
+
+
+class CudaClock:
+    """The current stream of a GPU; the L2 cache is overwritten before each call."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._cache = torch.empty(CACHE_BYTES, dtype=torch.int8, device=device)
+
+    def hold(self, cycles: int) -> None:
+        """Overwrite the cache, then wait."""
+        self._cache.zero_()
+        torch.cuda._sleep(cycles)
+
+    def mark(self) -> torch.cuda.Event:
+        """Record an event."""
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def finish(self) -> None:
+        """Wait for all streams."""
+        torch.cuda.synchronize()
+
+
+@dataclass(slots=True)
+class Turns:
+    """The samples of one call.
+
+    Attributes:
+        valid_s: seconds of the samples in which the host was ahead, one a round.
+        late_s: of the late ones. A call that itself waits for the device has no others.
+    """
+
+    valid_s: list[float] = field(default_factory=list)
+    late_s: list[float] = field(default_factory=list)
+
+    @property
+    def late(self) -> bool:
+        """Whether the host was never ahead: gaps between kernels are then part of `seconds`."""
+        return not self.valid_s
+
+    @property
+    def seconds(self) -> float:
+        """The median where the host was ahead, else the shortest: the one with the fewest gaps."""
+        return min(self.late_s) if self.late else statistics.median(self.valid_s)
+
+
+def take_turns(calls: Mapping[str, Callable[[], Any]], rounds: int, clock: Clock) -> dict[str, Turns]:
+    """Time each call once a round. Who is first moves on by one: power and clocks differ with the place."""
+    names = list(calls)
+    found = {name: Turns() for name in names}
+    for turn in range(rounds):
+        first = turn % max(1, len(names))
+        taken = {
+            name: _sample(calls[name], clock, TRIES if turn < PATIENT_ROUNDS or found[name].valid_s else 1)
+            for name in names[first:] + names[:first]
+        }
+        clock.finish()
+        for name, (spans, valid) in taken.items():
+            seconds = [start.elapsed_time(end) / 1e3 for start, end in spans]
+            if valid:
+                found[name].valid_s.append(seconds.pop())
+            found[name].late_s += seconds
+    return found
+
+
+def _sample(call: Callable[[], Any], clock: Clock, tries: int) -> tuple[list[tuple[Mark, Mark]], bool]:
+    """Try until the host is ahead; each try's two marks, and whether the last one is valid."""
+    spans: list[tuple[Mark, Mark]] = []
+    for attempt in range(tries):
+        clock.hold(HEAD_START << attempt)
+        start = clock.mark()
+        call()
+        spans.append((start, clock.mark()))
+        if not start.query():
+            return spans, True
+    return spans, False
