@@ -207,12 +207,13 @@ class Job:
         if self.environment.rank >= number:
             return None
         few = replace(self.environment, world_size=number, local_world_size=number, attempt=attempt)
+        if number == 1:  # no groups, and those of all ranks stay: they must go on naming groups alike
+            return self._cleanly(work, few)
         name_anew(attempt)
         try:
             return self._cleanly(work, few)
         finally:
-            if number > 1:
-                close_world()
+            close_world()
 
     def apart(self, works: list[Callable[[Environment], Any]]) -> list[Any]:
         """What each of `works` finds alone, a GPU each, as many at once as there are, or why it failed.
