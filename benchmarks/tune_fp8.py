@@ -1,90 +1,204 @@
-"""Times the fp8 casts on one GPU under other tiles: usage: python benchmarks/tune_fp8.py OUT.json"""
+"""Times the fp8 casts on one GPU under other tiles: usage: python benchmarks/tune_fp8.py OUT.json
+
+Processes beside each other compile the variants first and hold each to the plain twin: a wrong one is
+reported and not timed. What was measured is written after each row, and no row is begun after LIMIT_S.
+"""
 
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from itertools import product
 from typing import Any
 
 import torch
+from torch import Tensor
 from triton.testing import do_bench
 
-from redline.kernels.fp8 import bench, kernel
-from redline.kernels.fp8.kernel import Tile
+from redline.kernels.bench_case import BenchCase
+from redline.kernels.fp8 import bench
+from redline.kernels.fp8.tiles import TILES, Tile
 
-CASTS = [
-    (4, 1024, 4),
-    (8, 1024, 8),
-    (8, 512, 4),
-    (4, 2048, 8),
-    (2, 4096, 8),
-    (1, 4096, 4),
-    (2, 2048, 4),
-    (16, 512, 8),
+STARTED = time.monotonic()
+LIMIT_S = 88.0  # for the first round; the second, of the best, takes a second or two
+ROWS = 1024  # that a variant is checked on, at the case's own width: the form that is compiled is the same
+BEST = 2  # of each list, that are timed again and longer
+EVICT = ("", "evict_first")
+
+
+def _both(shapes: list[tuple[int, int, int]], groups: tuple[int, ...], evict: tuple[str, ...]) -> list[Tile]:
+    return [Tile(*s, group=g, evict=e, words=True) for s, g, e in product(shapes, groups, evict)]
+
+
+BACKWARD = [(64, 64, 4), (64, 128, 8), (64, 64, 8), (32, 128, 4), (128, 64, 8), (128, 128, 16), (32, 64, 2)]
+TURNS = [(64, 128, 4), (128, 64, 4), (64, 64, 4), (64, 128, 8), (128, 128, 8), (128, 128, 16), (128, 64, 8)]
+BYTES = [
+    (128, 128, 4),
+    (128, 256, 8),
+    (64, 128, 4),
+    (128, 128, 8),
+    (256, 128, 8),
+    (64, 256, 4),
+    (128, 256, 4),
 ]
-TURNS = [
-    (r, c, w, 0, g)
-    for r, c, w in ((64, 64, 4), (64, 128, 4), (128, 64, 4), (128, 128, 8), (256, 64, 8))
-    for g in (1, 4, 16)
-]
-GATES = [(2, 1024, 4), (4, 1024, 4), (4, 1024, 8), (8, 1024, 8), (1, 2048, 4), (2, 2048, 8)]
-NORMS = [(n, w, s) for n in (4096, 8192) for w in (4, 8) for s in (0, 2, 3, 4)] + [
-    (16384, 8, 0),
-    (16384, 16, 0),
-]
-VARIANTS: dict[str, tuple[int, list[Tile]]] = {  # the case of bench.CASES, and what is tried on it
-    "cast": (0, [Tile(*each) for each in CASTS]),
-    "cast both": (1, [Tile(*each) for each in TURNS]),
-    "cast both, wide": (2, [Tile(*each) for each in TURNS]),
-    "norm": (4, [Tile(n, 1, w, s) for n, w, s in NORMS]),
-    "activation": (5, [Tile(*each) for each in GATES]),
-    "activation backward": (6, [Tile(*each) for each in GATES]),
+AHEAD = [(8, 4), (8, 3), (16, 2), (16, 3), (4, 4)]  # warps, programs an SM
+STAGED = [(8, 4, 2), (8, 4, 3), (8, 4, 4), (16, 2, 4), (16, 3, 2), (16, 3, 3), (16, 3, 4), (4, 5, 3)]
+VARIANTS: dict[str, list[Tile]] = {  # what is tried on each case of bench.CASES, after the tile in use
+    "activation backward": [
+        *_both(BACKWARD, (1, 8), ("",)),
+        *_both(BACKWARD[:4], (1, 8), EVICT[1:]),
+    ],
+    "transpose": [*_both(BYTES, (1, 8), ("",)), *_both(BYTES, (8,), EVICT[1:])],
+    "norm": [
+        *(Tile(4096, 1, w, s, evict=e) for (w, s), e in product(AHEAD, EVICT)),
+        *(Tile(4096, 1, w, s, stages=n) for w, s, n in STAGED),
+        *(Tile(4096, 1, w, evict=e) for w, e in product((4, 8, 16), EVICT)),
+    ],
+    "cast both": [*_both(TURNS, (1, 8), ("",)), *_both(TURNS[:4], (1, 8), EVICT[1:])],
+    "cast both, wide": [*_both(TURNS[:5], (1, 4, 16), ("",)), *_both(TURNS[:4], (4,), EVICT[1:])],
+    "cast": [Tile(*s, evict=e) for s, e in product([(2, 4096, 8), (4, 4096, 16), (4, 4096, 8)], EVICT)],
+    "activation": [Tile(*s, evict=e) for s, e in product([(8, 1024, 8), (4, 1024, 4)], EVICT)],
+}
+CASES = {
+    "cast": f"cast {bench.TOKENS} x {bench.H}",
+    "cast both": f"cast, both layouts, {bench.TOKENS} x {bench.H}",
+    "cast both, wide": f"cast, both layouts, {bench.T} x {2 * bench.F}",
+    "transpose": f"transpose of fp8, {bench.T} x {bench.F}",
+    "norm": f"RMSNorm to fp8, {bench.TOKENS} x {bench.H}",
+    "activation": f"SwiGLU to fp8, {bench.T} x 2*{bench.F}",
+    "activation backward": f"SwiGLU backward to fp8, {bench.T} x 2*{bench.F}",
 }
 
 
-def time_s(run: Callable[[], object]) -> float:
+def case_of(name: str) -> BenchCase:
+    """The case that a list of VARIANTS is tried on."""
+    return next(case for case in bench.CASES if case.name == CASES[name])
+
+
+def kind_of(name: str) -> str:
+    """The entry of TILES that it is about."""
+    return name.split(",")[0]
+
+
+def variants() -> Iterator[tuple[str, Tile]]:
+    """All of them, beginning with what is in use; those in use are in the lists too, but tried once."""
+    for name, tiles in VARIANTS.items():
+        for tile in dict.fromkeys((TILES[kind_of(name)], *tiles)):
+            yield name, tile
+
+
+def fault(found: Tensor, wanted: Tensor) -> str:
+    """How a result differs from the twin's, but for 3 in 100 that were rounded to the other side; or ""."""
+    if found.shape != wanted.shape or found.dtype != wanted.dtype:
+        return f"{found.dtype} {tuple(found.shape)} in place of {wanted.dtype} {tuple(wanted.shape)}"
+    a, b = found.float(), wanted.float()
+    if not a.numel():
+        return ""
+    bound = 0.26 * torch.maximum(a.abs(), b.abs()) + 1e-4 * b.abs().max()
+    far, others = int(((a - b).abs() > bound).sum()), (a != b).float().mean().item()
+    if (found.itemsize == 1 and others > 0.03) or far or not a.isfinite().all():
+        return f"{far} of {a.numel()} values are far off, {others:.1%} differ"
+    return ""
+
+
+def check(name: str, tile: Tile, device: str = "cuda", rows: int = ROWS) -> str:
+    """Compile a variant and hold it to the plain twin: what is wrong with it, or ""."""
+    try:
+        case = case_of(name)
+        torch.manual_seed(1)
+        whole = case.make_inputs(torch.device(device), torch.bfloat16)
+        inputs = [each[:rows] if each.dim() == 2 else each for each in whole]
+        before = TILES[kind_of(name)]
+        TILES[kind_of(name)] = tile
+        if device == "cuda":  # what a kernel leaves unwritten must not be what another one wrote
+            torch.cuda.empty_cache()
+            torch.full((1 << 29,), 85, dtype=torch.uint8, device=device)
+        results = []
+        for provider in ("fused", "eager"):
+            amax = torch.zeros_like(inputs[-1])
+            outputs = case.providers[provider]()(*inputs[:-1], amax)
+            results.append([*(outputs if isinstance(outputs, tuple) else (outputs,)), amax])
+        TILES[kind_of(name)] = before
+        return "; ".join(filter(None, map(fault, *results)))
+    except Exception as error:  # a variant that does not even run must not cost the others
+        return f"{type(error).__name__}: {error}"[:300]
+
+
+def time_s(run: Callable[[], object], rep: int = 25) -> float:
     """Median seconds on the device, the cache cleared before each call."""
-    return do_bench(run, rep=60, return_mode="median") / 1e3
+    return do_bench(run, warmup=10, rep=rep, return_mode="median") / 1e3
 
 
 def copy_rate(num_bytes: int) -> float:
     """Bytes a second of a device copy that reads and writes so many, timed like the casts."""
     source, target = (torch.empty(num_bytes // 2, dtype=torch.uint8, device="cuda") for _ in "ab")
-    return num_bytes / time_s(lambda: target.copy_(source))
+    return num_bytes / time_s(lambda: target.copy_(source), 100)
+
+
+def _result(future: Future[str]) -> str:
+    error = future.exception()
+    return future.result() if error is None else f"not checked: {type(error).__name__}: {error}"[:300]
+
+
+def checked() -> dict[tuple[str, Tile], str]:
+    """What is wrong with each variant, or "", found by as many processes as there are cores for."""
+    every = list(dict.fromkeys(variants()))
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(max(1, min(14, (os.cpu_count() or 2) - 2)), mp_context=context) as pool:
+        futures: list[Future[str]] = [pool.submit(check, *each) for each in every]
+        return {each: _result(future) for each, future in zip(every, futures, strict=True)}
 
 
 def main(path: str) -> None:
     """Try the variants; each share is of a copy of 1 GiB and of a copy of as many bytes as the cast moves."""
     device = torch.device("cuda")
-    copy = copy_rate(1 << 31)
-    found: dict[str, Any] = {"card": torch.cuda.get_device_name(), "copy_bytes_per_s": copy}
+    faults = checked()
+    found: dict[str, Any] = {
+        "card": torch.cuda.get_device_name(),
+        "checked_after_s": time.monotonic() - STARTED,
+    }
+    found["copy_bytes_per_s"] = copy = copy_rate(1 << 31)
+    print(
+        f"{len(faults)} variants checked after {found['checked_after_s']:.0f} s; copy {copy / 1e12:.2f} TB/s"
+    )
 
-    def note(name: str, tile: Tile, num_bytes: int, seconds: float, alike: float) -> None:
-        rate = num_bytes / seconds
-        row = {"tile": str(tile), "us": seconds * 1e6, "of_copy": rate / copy, "of_like_copy": rate / alike}
+    def keep(name: str, row: dict[str, Any]) -> None:
         found.setdefault(name, []).append(row)
+        with open(path, "w") as handle:
+            json.dump(found, handle, indent=1)
 
-    for name, (case_index, tiles) in VARIANTS.items():
-        case, kind = bench.CASES[case_index], name.split(",")[0]
+    for name in VARIANTS:
+        case, kind = case_of(name), kind_of(name)
         inputs, run = case.make_inputs(device, torch.bfloat16), case.providers["fused"]()
-        before, alike = kernel.TILES[kind], copy_rate(case.bytes_forward)
-        for tile in tiles:
-            kernel.TILES[kind] = tile
-            note(name, tile, case.bytes_forward, time_s(lambda: run(*inputs)), alike)  # noqa: B023
-        kernel.TILES[kind] = before
-    q = torch.randn(8192, 14336, device=device).to(torch.float8_e4m3fn)
-    alike = copy_rate(2 * q.nbytes)
-    for rows, cols, warps in ((128, 128, 8), (128, 128, 4), (256, 64, 8), (128, 256, 8)):
-        for group in (1, 8):
-            kernel.TILES["transpose"] = tile = Tile(rows, cols, warps, 0, group)
-            note("transpose", tile, 2 * q.nbytes, time_s(lambda: kernel.transpose(q)), alike)
-    for name, rows in found.items():
-        if isinstance(rows, list):
-            best = max(rows, key=lambda row: row["of_copy"])
-            print(f"{name}: {best['of_copy']:.0%}, {best['of_like_copy']:.0%} of its like, {best['tile']}")
-    with open(path, "w") as handle:
-        json.dump(found, handle, indent=1)
+        before, alike, times = TILES[kind], copy_rate(case.bytes_forward), dict[Tile, float]()
+
+        def measure(tile: Tile, rep: int) -> None:
+            TILES[kind] = tile  # noqa: B023
+            times[tile] = time_s(lambda: run(*inputs), rep)  # noqa: B023
+            rate = case.bytes_forward / times[tile]  # noqa: B023
+            shares = {"of_copy": rate / copy, "of_like_copy": rate / alike}  # noqa: B023
+            keep(name, {"tile": str(tile), "us": times[tile] * 1e6, **shares, "rep": rep})  # noqa: B023
+            TILES[kind] = before  # noqa: B023
+
+        for tile in (tile for each, tile in faults if each == name):
+            if wrong := faults[name, tile]:
+                print(f"{name}: WRONG {tile}: {wrong}")
+                keep(name, {"tile": str(tile), "wrong": wrong})
+            elif time.monotonic() - STARTED < LIMIT_S:
+                measure(tile, 25)
+            else:
+                keep(name, {"tile": str(tile), "left_out": "no time"})
+        for tile in sorted(times, key=lambda tile: times[tile])[:BEST]:
+            measure(tile, 100)
+        for tile in sorted(times, key=lambda tile: times[tile])[:BEST]:
+            rate = case.bytes_forward / times[tile]
+            print(f"{name}: {rate / copy:.1%} ({rate / alike:.1%}), {times[tile] * 1e6:.1f} us, {tile}")
+    print(f"after {time.monotonic() - STARTED:.0f} s: {path}")
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ class Kernel:
         constants: the constexpr arguments. Others are i32, divisible by 16 but for ODD, or fp32 in FLOATS.
         wide: whether every access of the activations must be 16 bytes wide.
         registers: what a thread is held to, as the launcher does; it must do without local memory.
-        tile: which of the module's TILES is launched: rows, columns and warps are then its own.
+        tile: which of the casts' TILES is launched: rows, columns, warps and so on are then its own.
         spills: how many values lie in local memory all the same, where a tile was measured to be fastest.
     """
 
@@ -80,6 +80,7 @@ SWITCHES = ("MAIN", "REMAINDER", "FIRST_CODED", "SECOND_CODED", "NOISY", "FACTOR
 FP8_STATE = {"scale": "fp32", "amax": "fp32"}
 FP8_ROW = {"BLOCK_ROWS": 1, "BLOCK_COLS": 4096}
 FP8_GATE = {"KIND": "silu", "GATED": True, "LIMIT": None, "SHIFT": 0.0, "MAX": 0.0}
+FP8_TURN = {"BLOCK_ROWS": 64, "BLOCK_COLS": 64, "GROUP": 1, "EVICT": ""}
 FP8_LIMITED = {"KIND": "quick", "LIMIT": 7.0, "SHIFT": 1.0}
 
 KERNELS = (
@@ -197,7 +198,27 @@ KERNELS = (
     Kernel(
         "fp8.kernel:_norm_cast_kernel",
         {"x": "bf16", "weight": "bf16", "q": "fp8e4nv", "rstd": "fp32"} | FP8_STATE,
-        {"LAYER": False, "ZERO_CENTERED": False, "MAX": 0.0, "AHEAD": True} | FP8_ROW,
+        {"LAYER": False, "ZERO_CENTERED": False, "MAX": 0.0, "AHEAD": True, "STAGES": 1, "EVICT": ""}
+        | FP8_ROW,
+        8,
+    ),
+    Kernel(
+        "fp8.turned:_cast_both_kernel",
+        {"x": "bf16", "q": "fp8e4nv", "qt": "fp8e4nv"} | FP8_STATE,
+        {"MAX": 0.0, "ROWS": True},
+        tile="cast both",
+    ),
+    Kernel("fp8.turned:_transpose_words_kernel", {"q": "u8", "qt": "u8"}, {"MAX": 0.0}, tile="transpose"),
+    Kernel(
+        "fp8.turned:_backward_both_kernel",
+        {"dy": "bf16", "x": "bf16", "q": "fp8e5", "qt": "fp8e5"} | FP8_STATE,
+        FP8_GATE | FP8_TURN,
+    ),
+    Kernel(
+        "fp8.turned:_backward_both_kernel",
+        {"dy": "bf16", "x": "bf16", "bias": "bf16", "q": "fp8e5", "qt": "fp8e5", "partial": "fp32"}
+        | FP8_STATE,
+        FP8_GATE | FP8_LIMITED | FP8_TURN,
         8,
     ),
     Kernel(
@@ -272,9 +293,10 @@ def compile_for_hopper(kernel: Kernel) -> bytes:
     fn = getattr(fn, "kernel", None) or fn  # as launch.py wraps it
     given, num_warps = kernel.constants, kernel.num_warps
     if kernel.tile is not None:
-        tile = module.TILES[kernel.tile]
+        tile = import_module("redline.kernels.fp8.tiles").TILES[kernel.tile]
         num_warps = tile.warps
-        given = given | {"BLOCK_ROWS": tile.rows, "BLOCK_COLS": tile.cols, "GROUP": tile.group}
+        given = {"BLOCK_ROWS": tile.rows, "BLOCK_COLS": tile.cols, "GROUP": tile.group} | given
+        given = {"EVICT": tile.evict} | given
     signature: dict[str, str] = {}
     constants: dict[tuple[int], Any] = {}
     attributes: dict[tuple[int], list[list[Any]]] = {}

@@ -72,8 +72,20 @@ def activate(x, KIND: tl.constexpr):
 
 
 @triton.jit
-def activate_and_slope(x, KIND: tl.constexpr):
-    """The activation and its derivative."""
+def _reciprocal(x, FAST: tl.constexpr):
+    """1 / x for x >= 1. FAST: by NVIDIA's instruction alone, good to 1 ulp; a division scales x first."""
+    if FAST:
+        y = tl.inline_asm_elementwise(
+            "rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+    else:
+        y = 1.0 / x
+    return y
+
+
+@triton.jit
+def activate_and_slope(x, KIND: tl.constexpr, FAST: tl.constexpr = False):
+    """The activation and its derivative; FAST on NVIDIA cards alone."""
     if KIND == "relu2":
         rest = tl.where(x < 0.0, 0.0, x)
         y, slope = rest * rest, 2.0 * rest
@@ -82,7 +94,7 @@ def activate_and_slope(x, KIND: tl.constexpr):
             share = 0.5 + 0.5 * tl.erf(x * 0.7071067811865476)
             steepness = 0.3989422804014327 * tl.exp(-0.5 * x * x)
         else:
-            share = 1.0 / (1.0 + tl.exp2(_exponent(x, KIND)))
+            share = _reciprocal(1.0 + tl.exp2(_exponent(x, KIND)), FAST)
             steepness = share * (1.0 - share)
             if KIND == "tanh":
                 steepness *= 1.5957691216057308 + 0.2140644488178008 * x * x

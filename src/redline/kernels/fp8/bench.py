@@ -23,11 +23,18 @@ LIMITED_SWIGLU = Form("silu", gated=True, **LIMITED)
 
 
 def _case(
-    name: str, sizes: tuple[tuple[int, ...], ...], make: Callable[[Any, bool], Provider], num_bytes: int
+    name: str,
+    sizes: tuple[tuple[int, ...], ...],
+    make: Callable[[Any, bool], Provider],
+    num_bytes: int,
+    given: torch.dtype | None = None,
 ) -> BenchCase:
+    """`given`: what the inputs are cast to, where they are not of the dtype that is asked for."""
+
     def make_inputs(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, ...]:
         state = torch.full((1,), 32.0, device=device), torch.zeros(1, device=device)
-        return (*(torch.randn(size, device=device, dtype=dtype) for size in sizes), *state)
+        drawn = (torch.randn(size, device=device, dtype=dtype) for size in sizes)
+        return (*(each if given is None else each.to(given) for each in drawn), *state)
 
     return BenchCase(
         op="fp8",
@@ -48,6 +55,11 @@ def _cast(columns: bool) -> Callable[[Any, bool], Provider]:
         return lambda x, scale, amax: room.cast(x, scale, amax, E4M3, True, columns, *_end(kernel))
 
     return make
+
+
+def _transpose(room: Any, kernel: bool) -> Provider:
+    turned = op.transpose if kernel else reference.transposed
+    return lambda q, *_: turned(q, *_end(kernel))
 
 
 def _norm(room: Any, kernel: bool) -> Provider:
@@ -80,6 +92,7 @@ CASES = (
     _case(f"cast {TOKENS} x {H}", ((TOKENS, H),), _cast(False), 3 * TOKENS * H),
     _case(f"cast, both layouts, {TOKENS} x {H}", ((TOKENS, H),), _cast(True), 4 * TOKENS * H),
     _case(f"cast, both layouts, {T} x {2 * F}", ((T, 2 * F),), _cast(True), 4 * T * 2 * F),
+    _case(f"transpose of fp8, {T} x {F}", ((T, F),), _transpose, 2 * T * F, given=E4M3),
     _case(
         f"cast by blocks, both layouts, {TOKENS} x {H}",
         ((TOKENS, H),),

@@ -10,15 +10,16 @@ persistent: a program walks over many tiles and sends its largest value once; th
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from redline.kernels.common import as_rows, ceil_div, next_power_of_2, num_sms, on_device_of
-from redline.kernels.fp8.reference import FP8_MAX, padded
+from redline.kernels.fp8.device import fp8, limit_of, place, rounded, shifted
+from redline.kernels.fp8.reference import padded
+from redline.kernels.fp8.tiles import TILES, Tile
+from redline.kernels.fp8.turned import _backward_both_kernel, _cast_both_kernel, _transpose_words_kernel
 from redline.kernels.launch import launchable
 from redline.kernels.triton_common import (
     Sum,
@@ -27,130 +28,82 @@ from redline.kernels.triton_common import (
     at_most,
     beyond,
     column_sums,
-    whole_rows,
     within,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """Rows and columns that a program takes at a time, its warps, and programs an SM (0: one a tile).
-
-    Tiles are taken by rows of `group` of them: what these write transposed then lies side by side.
-    """
-
-    rows: int
-    cols: int
-    warps: int
-    per_sm: int = 0
-    group: int = 1
-
-    def within(self, cols: int) -> Tile:
-        """The same number of elements, over no more columns than there are."""
-        width = min(self.cols, next_power_of_2(cols))
-        return replace(self, rows=self.rows * self.cols // width, cols=width)
-
-    def grid(self, rows: int, cols: int, x: Tensor) -> tuple[int]:
-        """Programs for a matrix of this size."""
-        tiles = ceil_div(rows, self.rows) * ceil_div(cols, self.cols)
-        return (min(tiles, self.per_sm * num_sms(x.get_device())) if self.per_sm else tiles,)
-
-
-# Chosen on an H200 among the variants of benchmarks/tune_fp8.py.
-TILES = {
-    "cast": Tile(2, 4096, 8),
-    "cast both": Tile(64, 128, 4),
-    "transpose": Tile(128, 256, 8, group=8),
-    "activation": Tile(8, 1024, 8),
-    "activation backward": Tile(1, 2048, 4),
-    "norm": Tile(4096, 1, 8, per_sm=4),  # elements of whole rows
-}
-
-
-@triton.jit
-def _fp8(x, scale, MAX: tl.constexpr, out_ptr):
-    """x * scale in the dtype of out_ptr, saturated; NaN stays. MAX is 0 where the instruction saturates."""
-    y = x * scale
-    if MAX > 0:
-        y = tl.where(y > MAX, MAX, tl.where(y < -MAX, -MAX, y))
-    return y.to(out_ptr.dtype.element_ty)
-
-
-def limit_of(dtype: torch.dtype, x: Tensor) -> float:
-    """What kernels cut values off at; 0 on NVIDIA cards, whose instruction (cvt.satfinite) does it."""
-    return 0.0 if x.is_cuda and torch.version.hip is None else FP8_MAX[dtype]
-
-
-@triton.jit
-def _place(tile, rows, cols, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr, GROUP: tl.constexpr):
-    """(rows [BLOCK_ROWS], columns [BLOCK_COLS]) of a tile, in 64 bits."""
-    strips, blocks = tl.cdiv(cols, BLOCK_COLS), tl.cdiv(rows, BLOCK_ROWS)
-    first = tile // (strips * GROUP) * GROUP
-    height = tl.minimum(blocks - first, GROUP)
-    within = tile % (strips * GROUP)
-    row = (first + within % height).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    return row, (within // height).to(tl.int64) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
 
 
 @launchable
 @triton.jit
 def _cast_kernel(
     x_ptr, scale_ptr, amax_ptr, q_ptr, qt_ptr, rows, cols, x_stride, t_stride,
-    MAX: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    MAX: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, EVICT: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     scale = tl.load(scale_ptr)
     tiles = tl.cdiv(rows, BLOCK_ROWS) * tl.cdiv(cols, BLOCK_COLS)
     largest = 0.0
     for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0)):
-        row, col = _place(tile, rows, cols, BLOCK_ROWS, BLOCK_COLS, GROUP)
+        row, col = place(tile, rows, cols, BLOCK_ROWS, BLOCK_COLS, GROUP)
         mask = (row < rows)[:, None] & (col < cols)[None, :]
-        x = tl.load(x_ptr + (row * x_stride)[:, None] + col[None, :], mask=mask, other=0.0).to(tl.float32)
+        at = x_ptr + (row * x_stride)[:, None] + col[None, :]
+        x = tl.load(at, mask=mask, other=0.0, eviction_policy=EVICT).to(tl.float32)
         largest = tl.maximum(largest, tl.max(tl.abs(x)))
         if ROWS:
-            q = _fp8(x, scale, MAX, q_ptr)
+            q = fp8(x, scale, MAX, q_ptr)
             tl.store(q_ptr + (row * cols)[:, None] + col[None, :], q, mask=mask)
         if COLUMNS:
-            qt = tl.trans(_fp8(x, scale, MAX, qt_ptr))
+            qt = tl.trans(fp8(x, scale, MAX, qt_ptr))
             target = qt_ptr + (col * t_stride)[:, None] + row[None, :]
             tl.store(target, qt, mask=(col < cols)[:, None] & (row < t_stride)[None, :])
-    tl.atomic_max(amax_ptr, largest)
+    tl.atomic_max(amax_ptr, largest, sem="relaxed")
 
 
 @launchable
 @triton.jit
 def _transpose_kernel(
-    q_ptr, qt_ptr, rows, cols, t_stride,
+    q_ptr, qt_ptr, rows, cols, q_stride, t_stride,
     BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    row, col = _place(tl.program_id(0), rows, cols, BLOCK_ROWS, BLOCK_COLS, GROUP)
+    row, col = place(tl.program_id(0), rows, cols, BLOCK_ROWS, BLOCK_COLS, GROUP)
     mask = (row < rows)[:, None] & (col < cols)[None, :]
-    q = tl.load(q_ptr + (row * cols)[:, None] + col[None, :], mask=mask, other=0)
+    q = tl.load(q_ptr + (row * q_stride)[:, None] + col[None, :], mask=mask, other=0)
     target = qt_ptr + (col * t_stride)[:, None] + row[None, :]
     tl.store(target, tl.trans(q), mask=(col < cols)[:, None] & (row < t_stride)[None, :])
+
+
+@triton.jit
+def _whole_rows(ptr, row, stride, col, rows, cols, EVICT: tl.constexpr):
+    """Rows `row` [R] of all columns `col` [1, C] in their own dtype, 0 where there are none."""
+    mask = (row < rows)[:, None] & (col < cols)
+    return tl.load(ptr + (row * stride)[:, None] + col, mask=mask, other=0.0, eviction_policy=EVICT)
 
 
 @launchable
 @triton.jit
 def _norm_cast_kernel(
     x_ptr, weight_ptr, bias_ptr, scale_ptr, amax_ptr, q_ptr, mean_ptr, rstd_ptr, rows, cols, x_stride, eps,
-    LAYER: tl.constexpr, ZERO_CENTERED: tl.constexpr, MAX: tl.constexpr,
-    AHEAD: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
+    LAYER: tl.constexpr, ZERO_CENTERED: tl.constexpr, MAX: tl.constexpr, EVICT: tl.constexpr,
+    AHEAD: tl.constexpr, STAGES: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
 ):  # fmt: skip
-    """AHEAD: a program takes several tiles, the next of which is fetched before this one's sums are made."""
+    """A program takes several tiles. The next are fetched before this one's sums are made: AHEAD: one of them
+    into registers; STAGES > 1: STAGES - 1 of them into shared memory.
+    """
     scale = tl.load(scale_ptr)
     step = tl.num_programs(0) * BLOCK_ROWS
     row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     col = tl.arange(0, BLOCK_COLS)[None, :]
-    fetched = whole_rows(x_ptr, row, x_stride, col, rows, cols)
+    if AHEAD:
+        fetched = _whole_rows(x_ptr, row, x_stride, col, rows, cols, EVICT)
     weight = tl.load(weight_ptr + col, mask=col < cols, other=0.0).to(tl.float32)
     if ZERO_CENTERED:
         weight += 1.0
-    largest = 0.0
-    for _ in range(tl.program_id(0) * BLOCK_ROWS, rows, step):
-        x = fetched.to(tl.float32)
+    largest = tl.zeros([BLOCK_ROWS * BLOCK_COLS // 8], tl.float32)  # of 8 that one thread holds: no exchange
+    for _ in tl.range(tl.program_id(0) * BLOCK_ROWS, rows, step, num_stages=STAGES):
         if AHEAD:
-            fetched = whole_rows(x_ptr, row + step, x_stride, col, rows, cols)
+            x = fetched.to(tl.float32)
+            fetched = _whole_rows(x_ptr, row + step, x_stride, col, rows, cols, EVICT)
+        else:
+            x = _whole_rows(x_ptr, row, x_stride, col, rows, cols, EVICT).to(tl.float32)
         mask = (row < rows)[:, None] & (col < cols)
         if LAYER:
             mean = tl.sum(x, axis=1) / cols
@@ -162,28 +115,21 @@ def _norm_cast_kernel(
         if bias_ptr is not None:
             y += tl.load(bias_ptr + col, mask=col < cols, other=0.0).to(tl.float32)
             y = tl.where(mask, y, 0.0)  # a bias alone must not count
-        y = y.to(x_ptr.dtype.element_ty).to(tl.float32)  # what the GEMM in bf16 would read
-        largest = tl.maximum(largest, tl.max(tl.abs(y)))
-        tl.store(q_ptr + (row * cols)[:, None] + col, _fp8(y, scale, MAX, q_ptr), mask=mask)
+        y = rounded(y, MAX, x_ptr)
+        eights = tl.reshape(tl.abs(y), (BLOCK_ROWS * BLOCK_COLS // 8, 8))
+        largest = tl.maximum(largest, tl.max(eights, axis=1))
+        tl.store(q_ptr + (row * cols)[:, None] + col, fp8(y, scale, MAX, q_ptr), mask=mask)
         row += step
-    tl.atomic_max(amax_ptr, largest)
+    tl.atomic_max(amax_ptr, tl.max(largest), sem="relaxed")
 
 
 @triton.jit
-def _biased(x_ptr, bias_ptr, offset, col, mask, cols, shift):
+def _biased(x_ptr, bias_ptr, offset, col, mask, cols, shift, EVICT: tl.constexpr):
     """x + bias in fp32 at `offset`, whose columns start at `shift`."""
-    x = tl.load(x_ptr + offset + shift, mask=mask, other=0.0).to(tl.float32)
+    x = tl.load(x_ptr + offset + shift, mask=mask, other=0.0, eviction_policy=EVICT).to(tl.float32)
     if bias_ptr is not None:
         x += tl.load(bias_ptr + shift + col, mask=col < cols, other=0.0).to(tl.float32)[None, :]
     return x
-
-
-@triton.jit
-def _shifted(up, SHIFT: tl.constexpr):
-    """What the gate multiplies."""
-    if SHIFT != 0.0:
-        up += SHIFT
-    return up
 
 
 @launchable
@@ -191,7 +137,7 @@ def _shifted(up, SHIFT: tl.constexpr):
 def _activation_cast_kernel(
     x_ptr, bias_ptr, scale_ptr, amax_ptr, q_ptr, rows, cols, x_stride,
     KIND: tl.constexpr, GATED: tl.constexpr, LIMIT: tl.constexpr, SHIFT: tl.constexpr,
-    MAX: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
+    MAX: tl.constexpr, EVICT: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
 ):  # fmt: skip
     scale = tl.load(scale_ptr)
     strips = tl.cdiv(cols, BLOCK_COLS)
@@ -201,16 +147,16 @@ def _activation_cast_kernel(
         col = (tile % strips) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
         mask = (row < rows)[:, None] & (col < cols)[None, :]
         offset = (row * x_stride)[:, None] + col[None, :]
-        gate = _biased(x_ptr, bias_ptr, offset, col, mask, cols, 0)
+        gate = _biased(x_ptr, bias_ptr, offset, col, mask, cols, 0, EVICT)
         y = activate(at_most(gate, LIMIT), KIND)
         if GATED:
-            up = _biased(x_ptr, bias_ptr, offset, col, mask, cols, cols)
-            y *= _shifted(within(up, LIMIT), SHIFT)
-        y = tl.where(mask, y.to(x_ptr.dtype.element_ty).to(tl.float32), 0.0)
+            up = _biased(x_ptr, bias_ptr, offset, col, mask, cols, cols, EVICT)
+            y *= shifted(within(up, LIMIT), SHIFT)
+        y = tl.where(mask, rounded(y, MAX, x_ptr), 0.0)
         largest = tl.maximum(largest, tl.max(tl.abs(y)))
         target = q_ptr + (row * cols)[:, None] + col[None, :]
-        tl.store(target, _fp8(y, scale, MAX, q_ptr), mask=mask)
-    tl.atomic_max(amax_ptr, largest)
+        tl.store(target, fp8(y, scale, MAX, q_ptr), mask=mask)
+    tl.atomic_max(amax_ptr, largest, sem="relaxed")
 
 
 @launchable
@@ -218,7 +164,7 @@ def _activation_cast_kernel(
 def _activation_cast_bwd_kernel(
     dy_ptr, x_ptr, bias_ptr, scale_ptr, amax_ptr, q_ptr, partial_ptr, rows, cols, dy_stride, x_stride, splits,
     KIND: tl.constexpr, GATED: tl.constexpr, LIMIT: tl.constexpr, SHIFT: tl.constexpr,
-    MAX: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
+    MAX: tl.constexpr, EVICT: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
 ):  # fmt: skip
     scale = tl.load(scale_ptr)
     width = cols * 2 if GATED else cols
@@ -233,30 +179,30 @@ def _activation_cast_bwd_kernel(
         mask = (row < rows)[:, None] & (col < cols)[None, :]
         offset = (row * x_stride)[:, None] + col[None, :]
         dy = tl.load(dy_ptr + (row * dy_stride)[:, None] + col[None, :], mask=mask, other=0.0).to(tl.float32)
-        gate = _biased(x_ptr, bias_ptr, offset, col, mask, cols, 0)
+        gate = _biased(x_ptr, bias_ptr, offset, col, mask, cols, 0, EVICT)
         value, slope = activate_and_slope(at_most(gate, LIMIT), KIND)
         if GATED:
             dup = dy * value
             if LIMIT is not None:  # beyond it a gradient is 0, so up is read before its own is written
-                up = _biased(x_ptr, bias_ptr, offset, col, mask, cols, cols)
+                up = _biased(x_ptr, bias_ptr, offset, col, mask, cols, cols, EVICT)
                 dup = tl.where(beyond(up, LIMIT), 0.0, dup)
                 dy = tl.where(gate > LIMIT, 0.0, dy)
             dup = dup.to(x_ptr.dtype.element_ty).to(tl.float32)
             largest = tl.maximum(largest, tl.max(tl.abs(dup)))
             target = q_ptr + (row * width)[:, None] + cols + col[None, :]
-            tl.store(target, _fp8(dup, scale, MAX, q_ptr), mask=mask)
+            tl.store(target, fp8(dup, scale, MAX, q_ptr), mask=mask)
             if LIMIT is None:
-                up = _biased(x_ptr, bias_ptr, offset, col, mask, cols, cols)
-            dy *= _shifted(within(up, LIMIT), SHIFT)
+                up = _biased(x_ptr, bias_ptr, offset, col, mask, cols, cols, EVICT)
+            dy *= shifted(within(up, LIMIT), SHIFT)
             if bias_ptr is not None:
                 sum_1 += dup
         d = tl.where(mask, (dy * slope).to(x_ptr.dtype.element_ty).to(tl.float32), 0.0)
         largest = tl.maximum(largest, tl.max(tl.abs(d)))
         target = q_ptr + (row * width)[:, None] + col[None, :]
-        tl.store(target, _fp8(d, scale, MAX, q_ptr), mask=mask)
+        tl.store(target, fp8(d, scale, MAX, q_ptr), mask=mask)
         if bias_ptr is not None:
             sum_0 += d
-    tl.atomic_max(amax_ptr, largest)
+    tl.atomic_max(amax_ptr, largest, sem="relaxed")
     if bias_ptr is not None:
         target = partial_ptr + split.to(tl.int64) * width + col
         tl.store(target, tl.sum(sum_0, axis=0), mask=col < cols)
@@ -276,24 +222,37 @@ def cast(
         return q, qt
     tile = TILES["cast both"] if columns_wanted else TILES["cast"].within(cols)
     with on_device_of(x):
+        if tile.words:
+            _cast_both_kernel[tile.grid(rows, cols, x)](
+                x, scale, amax, q, qt, rows, cols, x.stride(0), qt.shape[1], limit_of(dtype, x), rows_wanted,
+                tile.evict, tile.rows, tile.cols, tile.group, num_warps=tile.warps,
+            )  # fmt: skip
+            return q, qt
         _cast_kernel[tile.grid(rows, cols, x)](
             x, scale, amax, q, qt, rows, cols, x.stride(0), qt.shape[-1], limit_of(dtype, x), rows_wanted,
-            columns_wanted, tile.rows, tile.cols, tile.group, num_warps=tile.warps,
+            columns_wanted, tile.evict, tile.rows, tile.cols, tile.group, num_warps=tile.warps,
         )  # fmt: skip
     return q, qt
 
 
 def transpose(q: Tensor) -> Tensor:
     """[T, C] -> [C, T'], padded with zeros."""
+    q = as_rows(q)
     rows, cols = q.shape
     qt = torch.empty((cols, padded(rows)), dtype=q.dtype, device=q.device)
     if q.numel() == 0:
         return qt
     tile = TILES["transpose"]
     with on_device_of(q):  # bytes are moved, not numbers
+        if tile.words:
+            _transpose_words_kernel[tile.grid(rows, cols, q)](
+                q.view(torch.uint8), qt.view(torch.uint8), rows, cols, q.stride(0), qt.shape[1],
+                limit_of(q.dtype, q), tile.evict, tile.rows, tile.cols, tile.group, num_warps=tile.warps,
+            )  # fmt: skip
+            return qt
         _transpose_kernel[tile.grid(rows, cols, q)](
-            q.view(torch.uint8), qt.view(torch.uint8), rows, cols, qt.shape[1], tile.rows, tile.cols,
-            tile.group, num_warps=tile.warps,
+            q.view(torch.uint8), qt.view(torch.uint8), rows, cols, q.stride(0), qt.shape[1], tile.rows,
+            tile.cols, tile.group, num_warps=tile.warps,
         )  # fmt: skip
     return qt
 
@@ -323,8 +282,8 @@ def norm_cast(
     with on_device_of(x):
         _norm_cast_kernel[Tile(block_rows, cols, num_warps, tile.per_sm).grid(rows, cols, x)](
             x, weight, bias, scale, amax, q, mean, rstd, rows, cols, x.stride(0), eps, layer,
-            zero_centered, limit_of(dtype, x), tile.per_sm > 0, block_rows, block_cols,
-            num_warps=num_warps,
+            zero_centered, limit_of(dtype, x), tile.evict, tile.per_sm > 0 and tile.stages == 1, tile.stages,
+            block_rows, block_cols, num_warps=num_warps,
         )  # fmt: skip
     return q, mean, rstd
 
@@ -353,7 +312,7 @@ def activation_cast(
     with on_device_of(x):
         _activation_cast_kernel[tile.grid(rows, cols, x)](
             x, bias, scale, amax, q, rows, cols, x.stride(0), kind, gated, clamp, offset,
-            limit_of(dtype, x), tile.rows, tile.cols, num_warps=tile.warps,
+            limit_of(dtype, x), tile.evict, tile.rows, tile.cols, num_warps=tile.warps,
         )  # fmt: skip
     return q
 
@@ -379,16 +338,26 @@ def activation_cast_backward(
     dbias = (x if bias is None else bias).new_empty(width if wanted else 0)
     if x.numel() == 0:
         return q, transpose(q), dbias.zero_()
-    tile = TILES["activation backward"].within(cols)
+    tile = TILES["activation backward"]
+    tile = tile if tile.words else tile.within(cols)
     strips, splits = ceil_div(cols, tile.cols), ceil_div(rows, tile.rows)
     if tile.per_sm or bias is not None:  # long strips: fewer partial sums of the bias
         splits = min(splits, max(1, ceil_div((tile.per_sm or 4) * num_sms(x.get_device()), strips)))
     partial = None if bias is None else x.new_empty((splits, width), dtype=torch.float32)
+    qt = torch.empty((width, padded(rows)) if tile.words else 0, dtype=dtype, device=x.device)
     with on_device_of(x):
-        _activation_cast_bwd_kernel[(strips * splits,)](
-            dy, x, bias, scale, amax, q, partial, rows, cols, dy.stride(0), x.stride(0), splits, kind, gated,
-            clamp, offset, limit_of(dtype, x), tile.rows, tile.cols, num_warps=tile.warps,
-        )  # fmt: skip
+        if tile.words:
+            _backward_both_kernel[(strips * splits,)](
+                dy, x, bias, scale, amax, q, qt, partial, rows, cols, dy.stride(0), x.stride(0), qt.shape[1],
+                splits, kind, gated, clamp, offset, limit_of(dtype, x), tile.evict, tile.rows, tile.cols,
+                tile.group, num_warps=tile.warps if bias is None else 2 * tile.warps,  # sums take registers
+            )  # fmt: skip
+        else:
+            _activation_cast_bwd_kernel[(strips * splits,)](
+                dy, x, bias, scale, amax, q, partial, rows, cols, dy.stride(0), x.stride(0), splits, kind,
+                gated, clamp, offset, limit_of(dtype, x), tile.evict, tile.rows, tile.cols,
+                num_warps=tile.warps,
+            )  # fmt: skip
         if partial is not None:
             column_sums(Sum.of(partial, dbias, main_grad))
-    return q, transpose(q), dbias
+    return q, qt if tile.words else transpose(q), dbias

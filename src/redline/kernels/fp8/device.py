@@ -1,0 +1,118 @@
+"""What the kernels that cast to fp8 share on the device's side: rounding, saturation, words of four bytes."""
+
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
+# (a @triton.jit function is not Python: its arguments have Triton's types)
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from redline.kernels.fp8.reference import FP8_MAX
+
+
+def limit_of(dtype: torch.dtype, x: Tensor) -> float:
+    """MAX, what kernels cut values off at; 0 on NVIDIA cards, whose instruction (cvt.satfinite) does it.
+
+    Where it is 0, a kernel may also use instructions of NVIDIA's that Triton has no name for.
+    """
+    return 0.0 if x.is_cuda and torch.version.hip is None else FP8_MAX[dtype]
+
+
+@triton.jit
+def fp8(x, scale, MAX: tl.constexpr, out_ptr):
+    """x * scale in the dtype of out_ptr, saturated; NaN stays. MAX is 0 where the instruction saturates."""
+    y = x * scale
+    if MAX > 0:
+        y = tl.where(y > MAX, MAX, tl.where(y < -MAX, -MAX, y))
+    return y.to(out_ptr.dtype.element_ty)
+
+
+@triton.jit
+def rounded(x, MAX: tl.constexpr, like_ptr):
+    """x in fp32, as the dtype of like_ptr would hold it: what a GEMM in bf16 would read.
+
+    Two values go through one conversion, where Triton makes two of them.
+    """
+    if MAX == 0 and like_ptr.dtype.element_ty == tl.bfloat16:
+        y = tl.inline_asm_elementwise(
+            """{
+            .reg .b32 both, low, high;
+            cvt.rn.bf16x2.f32 both, $3, $2;
+            shl.b32 low, both, 16;
+            and.b32 high, both, 0xffff0000;
+            mov.b32 $0, low;
+            mov.b32 $1, high;
+            }""",
+            "=f,=f,f,f",
+            [x],
+            dtype=tl.float32,
+            is_pure=True,
+            pack=2,
+        )
+    else:
+        y = x.to(like_ptr.dtype.element_ty).to(tl.float32)
+    return y
+
+
+@triton.jit
+def words(a, b, c, d, MAX: tl.constexpr):
+    """The bytes of four rows [R, C] as one int32 a column [R, C], the first row's in its low bits.
+
+    A word is what shared memory turns at full width; four by four bytes are turned in registers.
+    """
+    if MAX == 0:
+        w = tl.inline_asm_elementwise(
+            """{
+            .reg .b32 ab01, ab23, cd01, cd23;
+            prmt.b32 ab01, $4, $5, 0x5140;
+            prmt.b32 ab23, $4, $5, 0x7362;
+            prmt.b32 cd01, $6, $7, 0x5140;
+            prmt.b32 cd23, $6, $7, 0x7362;
+            prmt.b32 $0, ab01, cd01, 0x5410;
+            prmt.b32 $1, ab01, cd01, 0x7632;
+            prmt.b32 $2, ab23, cd23, 0x5410;
+            prmt.b32 $3, ab23, cd23, 0x7632;
+            }""",
+            "=&r,=&r,=&r,=&r,r,r,r,r",
+            [
+                a.to(tl.int8, bitcast=True),
+                b.to(tl.int8, bitcast=True),
+                c.to(tl.int8, bitcast=True),
+                d.to(tl.int8, bitcast=True),
+            ],
+            dtype=tl.int32,
+            is_pure=True,
+            pack=4,
+        )
+    else:
+        w = a.to(tl.uint8, bitcast=True).to(tl.int32) | b.to(tl.uint8, bitcast=True).to(tl.int32) << 8
+        w |= c.to(tl.uint8, bitcast=True).to(tl.int32) << 16 | d.to(tl.uint8, bitcast=True).to(tl.int32) << 24
+    return w
+
+
+@triton.jit
+def tile_at(tile, rows, cols, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr, GROUP: tl.constexpr):
+    """Which tile of rows and which of columns it is, in 64 bits, GROUP rows of tiles being taken together."""
+    strips, blocks = tl.cdiv(cols, BLOCK_COLS), tl.cdiv(rows, BLOCK_ROWS)
+    first = tile // (strips * GROUP) * GROUP
+    height = tl.minimum(blocks - first, GROUP)
+    within = tile % (strips * GROUP)
+    return (first + within % height).to(tl.int64), (within // height).to(tl.int64)
+
+
+@triton.jit
+def place(tile, rows, cols, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr, GROUP: tl.constexpr):
+    """(rows [BLOCK_ROWS], columns [BLOCK_COLS]) of a tile, in 64 bits."""
+    block, strip = tile_at(tile, rows, cols, BLOCK_ROWS, BLOCK_COLS, GROUP)
+    return block * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS), strip * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
+
+
+@triton.jit
+def shifted(up, SHIFT: tl.constexpr):
+    """What the gate multiplies."""
+    if SHIFT != 0.0:
+        up += SHIFT
+    return up

@@ -1,0 +1,51 @@
+"""How the casts to fp8 are cut into tiles: what a program takes at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from redline.kernels.common import ceil_div, next_power_of_2, num_sms
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Rows and columns that a program takes at a time, its warps, and programs an SM (0: one a tile).
+
+    Attributes:
+        group: tiles are taken by rows of so many: what these write transposed then lies side by side.
+        evict: what the L2 cache is told of the input, which is read once: "evict_first", or nothing.
+        stages: above 1, how many tiles a program that takes several has under way in shared memory.
+        words: both layouts from registers, four rows to a word (turned.py), not by a transpose of bytes.
+    """
+
+    rows: int
+    cols: int
+    warps: int
+    per_sm: int = 0
+    group: int = 1
+    evict: str = ""
+    stages: int = 1
+    words: bool = False
+
+    def within(self, cols: int) -> Tile:
+        """The same number of elements, over no more columns than there are."""
+        width = min(self.cols, next_power_of_2(cols))
+        return replace(self, rows=self.rows * self.cols // width, cols=width)
+
+    def grid(self, rows: int, cols: int, x: Tensor) -> tuple[int]:
+        """Programs for a matrix of this size."""
+        tiles = ceil_div(rows, self.rows) * ceil_div(cols, self.cols)
+        return (min(tiles, self.per_sm * num_sms(x.get_device())) if self.per_sm else tiles,)
+
+
+# Chosen on an H200 among the variants of benchmarks/tune_fp8.py.
+TILES = {
+    "cast": Tile(2, 4096, 8),
+    "cast both": Tile(64, 128, 4),
+    "transpose": Tile(128, 256, 8, group=8),
+    "activation": Tile(8, 1024, 8),
+    "activation backward": Tile(1, 2048, 4),
+    "norm": Tile(4096, 1, 8, per_sm=4),  # elements of whole rows
+}
