@@ -5,7 +5,8 @@
 #   kernels  every operator against its twin, torch.compile and the libraries that are installed -> kernels.json
 #            (one case an operator, two of head and loss; 2 minutes)
 #   full     the same at every size -> kernels-full.json                     (4 minutes)
-#   tune     device time kernel by kernel, and other launch choices -> tune.json  (3 minutes)
+#   tune     device time kernel by kernel, and other launch choices -> tune.json  (5 minutes; of the operators
+#            in OPERATORS alone, where it is set)
 #   steps    whole steps with plain operators, fused ones, the residual in the norm -> step-*.json  (3 minutes);
 #            eight, one: of the 8-layer 8B shape alone, of the 1B model alone
 # With no stage named: tests and kernels. What a stage has measured is written as it comes.
@@ -45,7 +46,7 @@ full() {
 }
 
 tune() {
-  timeout 300 "$PYTHON" benchmarks/tune_kernels.py "$OUT/tune.json"
+  timeout 400 "$PYTHON" benchmarks/tune_kernels.py "$OUT/tune.json" ${OPERATORS:-}
   echo "tune: rc $?"
 }
 

@@ -1,6 +1,7 @@
 """Where the time of each fused operator goes, kernel by kernel, and what other launch choices would give.
 
-usage: python benchmarks/tune_kernels.py OUT.json        (one NVIDIA GPU, about two minutes)
+usage: python benchmarks/tune_kernels.py OUT.json [OPERATOR ...]
+(one NVIDIA GPU; about five minutes for all operators, two for the embedding alone)
 
 Two lists. "breakdown": device time of each kernel of a forward and backward of every operator's first case;
 "choices", the same total under other launch configurations than the ones written in the rooms.
@@ -32,6 +33,7 @@ from redline.kernels.rotary.kernel import HeadConfig as TurnConfig
 
 ROUNDS = 8
 ROOMS = "redline.kernels."
+Choice = tuple[str, str, str, dict[str, Any]]  # operator, in words, module, what is written there otherwise
 
 
 def kernel_times(case: BenchCase, device: torch.device) -> list[tuple[str, float]]:
@@ -57,15 +59,15 @@ def kernel_times(case: BenchCase, device: torch.device) -> list[tuple[str, float
 
 
 @contextmanager
-def replaced(module: str, name: str, value: Any) -> Iterator[None]:
-    """A launch choice of a room exchanged for another."""
+def replaced(module: str, values: dict[str, Any]) -> Iterator[None]:
+    """Launch choices of a room exchanged for others."""
     room = importlib.import_module(ROOMS + module)
-    old = getattr(room, name)
-    setattr(room, name, value)
+    old = {name: getattr(room, name) for name in values}
+    vars(room).update(values)
     try:
         yield
     finally:
-        setattr(room, name, old)
+        vars(room).update(old)
 
 
 def _rows(threads_per_row: int, programs: int) -> Callable[[int], RowConfig]:
@@ -79,48 +81,69 @@ def _rows(threads_per_row: int, programs: int) -> Callable[[int], RowConfig]:
     return config
 
 
-def choices() -> Iterator[tuple[str, str, str, str, Any]]:
-    """(operator, what, module, name, value)."""
+def embedding_choices() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Of the lookup, of the sort behind the gradient, and of the sum over runs."""
+    for rows, warps in ((1, 2), (1, 8), (1, 16), (2, 4), (2, 8), (4, 8), (4, 16)):
+        yield f"lookup: {rows} rows, {warps} warps", {"GATHER_ROWS": rows, "GATHER_WARPS": warps}
+    for cache in (("evict_first", ""), ("evict_first", "evict_first"), ("", "evict_first")):
+        for rows in (1, 2):
+            yield f"lookup: {rows} rows, eviction {cache}", {"GATHER_CACHE": cache, "GATHER_ROWS": rows}
+        yield f"runs: eviction {cache}", {"RUN_CACHE": cache}
+    yield "sort: by PyTorch", {"RANK_TOKENS": 0}
+    for tile, rows in ((512, 16), (1024, 32), (2048, 16), (2048, 32)):
+        yield f"sort: tiles of {tile}, {rows} rows", {"RANK_TILE": tile, "RANK_ROWS": rows}
+    for rows, tiles in ((32, 8), (64, 16), (128, 16)):
+        yield f"merge: {rows} rows, {tiles} tiles", {"MERGE_ROWS": rows, "MERGE_TILES": tiles}
+    for rows, registers in ((1, None), (2, None), (8, None), (4, 40), (2, 40), (2, 32)):
+        what = f"runs: {rows} rows a step, registers {registers}"
+        yield what, {"RUN_ROWS": rows, "RUN_REGISTERS": registers}
+    whole = ((4096, 8, 4), (4096, 8, 2), (4096, 16, 2))
+    for block, columns, rows in ((512, 8, 4), (1024, 4, 4), (2048, 8, 4), (2048, 16, 2), *whole):
+        what = f"runs: {block} columns, {columns} a thread, {rows} rows a step"
+        yield what, {"RUN_BLOCK": block, "RUN_COLUMNS": columns, "RUN_ROWS": rows}
+
+
+def choices() -> Iterator[Choice]:
+    """Every operator's, one after the other."""
     for op in ("rms_norm", "layer_norm"):
         for elements in (8, 16):
             for warps in (16, 32):
                 what = f"backward: {elements} elements a thread, {warps} warps an SM"
-                yield op, what, "norm_triton", "backward_config", _rows(elements, warps)
+                yield op, what, "norm_triton", {"backward_config": _rows(elements, warps)}
         for tile, warps in ((4096, 4), (8192, 8), (16384, 8)):
             tiles = lambda cols, t=tile, w=warps: TileConfig(max(1, t // cols), next_power_of_2(cols), w)  # noqa: E731
-            yield op, f"forward: tile {tile}, {warps} warps", "norm_triton", "forward_config", tiles
+            yield op, f"forward: tile {tile}, {warps} warps", "norm_triton", {"forward_config": tiles}
     for programs in (6, 7):
         both = {False: programs, True: programs}
-        yield "qk_norm", f"{programs} programs an SM", "qk_norm.kernel", "PROGRAMS_PER_SM", both
+        yield "qk_norm", f"{programs} programs an SM", "qk_norm.kernel", {"PROGRAMS_PER_SM": both}
     for rows, warps in ((8, 4), (32, 8)):
         heads = lambda n, g, d, r=rows, w=warps: HeadConfig(r, min(r, 8), next_power_of_2(d), w)  # noqa: E731
-        yield "qk_norm", f"{rows} heads a tile, {warps} warps", "qk_norm.kernel", "head_config", heads
+        yield "qk_norm", f"{rows} heads a tile, {warps} warps", "qk_norm.kernel", {"head_config": heads}
     for block, warps in ((4, 1), (8, 1), (8, 2), (16, 2)):
         turns = lambda n, half, rest, b=block, w=warps: TurnConfig(b, next_power_of_2(half), rest, w)  # noqa: E731
-        yield "rotary", f"{block} heads, {warps} warps", "rotary.kernel", "head_config", turns
+        yield "rotary", f"{block} heads, {warps} warps", "rotary.kernel", {"head_config": turns}
     for rows, warps in ((1, 1), (1, 2), (1, 4), (2, 2), (2, 4)):
         softmax = lambda cols, r=rows, w=warps: TileConfig(r, next_power_of_2(cols), w)  # noqa: E731
         what = f"{rows} rows, {warps} warps"
-        yield "masked_softmax", what, "masked_softmax.kernel", "row_config", softmax
+        yield "masked_softmax", what, "masked_softmax.kernel", {"row_config": softmax}
     for cache in (("", ""), ("evict_last", ""), ("evict_last", "evict_first"), ("", "evict_first")):
         what = f"eviction {cache}"
-        yield "linear_cross_entropy", what, "linear_cross_entropy.kernel", "CACHE", cache
+        yield "linear_cross_entropy", what, "linear_cross_entropy.kernel", {"CACHE": cache}
     for warps in (16, 32):
-        yield "linear_cross_entropy", f"{warps} warps", "linear_cross_entropy.kernel", "MAX_WARPS", warps
+        yield "linear_cross_entropy", f"{warps} warps", "linear_cross_entropy.kernel", {"MAX_WARPS": warps}
     for warps in (4, 8, 16):
-        yield "cross_entropy", f"forward: {warps} warps", "cross_entropy.kernel", "FORWARD_WARPS", warps
+        yield "cross_entropy", f"forward: {warps} warps", "cross_entropy.kernel", {"FORWARD_WARPS": warps}
     for lanes in (512, 1024, 2048):
-        yield "grad_norm", f"{lanes} lanes", "grad_norm.kernel", "LANES", lanes
+        yield "grad_norm", f"{lanes} lanes", "grad_norm.kernel", {"LANES": lanes}
     for programs in (7, 10):
         what = f"{programs} programs an SM"
-        yield "bias_dropout_add", what, "bias_dropout_add.kernel", "PROGRAMS_PER_SM", programs
+        yield "bias_dropout_add", what, "bias_dropout_add.kernel", {"PROGRAMS_PER_SM": programs}
     for tile, columns in ((2048, 1024), (2048, 2048)):
         shapes = lambda cols, t=tile, c=columns: TileConfig(t // c, c, 4)  # noqa: E731
-        yield "bias_dropout_add", f"tile {tile} / {columns}", "bias_dropout_add.kernel", "tile_config", shapes
-    for rows in (2, 4, 8):
-        yield "embedding", f"{rows} rows a step", "embedding.kernel", "RUN_ROWS", rows
-    for block in (512, 1024, 2048):
-        yield "embedding", f"{block} columns a program", "embedding.kernel", "RUN_BLOCK", block
+        what = f"tile {tile} / {columns}"
+        yield "bias_dropout_add", what, "bias_dropout_add.kernel", {"tile_config": shapes}
+    for what, values in embedding_choices():
+        yield "embedding", what, "embedding.kernel", values
 
 
 def host_pieces() -> dict[str, float]:
@@ -161,10 +184,10 @@ def host_pieces() -> dict[str, float]:
     return found
 
 
-def main(out: str) -> None:
+def main(out: str, *only: str) -> None:
     """Measure, and write after each figure: the run may be cut short."""
     device = torch.device("cuda")
-    cases = {case.op: case for case in reversed(cases_of(effort=QUICK))}
+    cases = {case.op: case for case in reversed(cases_of(only, QUICK))}
     breakdown: dict[str, Any] = {}
     found: list[dict[str, Any]] = []
     host = host_pieces()
@@ -180,9 +203,11 @@ def main(out: str) -> None:
         print(op, case.name, *(f"{us:.1f} {name}" for name, us in breakdown[op]["kernels"]), sep="\n   ")
         keep()
         torch.cuda.empty_cache()
-    for op, what, module, name, value in choices():
+    for op, what, module, values in choices():
+        if op not in cases:
+            continue
         try:
-            with replaced(module, name, value):
+            with replaced(module, values):
                 times = kernel_times(cases[op], device)
         except Exception as error:  # a configuration may not fit the card: that is a result too
             found.append({"op": op, "what": what, "error": f"{type(error).__name__}: {error}"[:200]})
@@ -193,4 +218,4 @@ def main(out: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

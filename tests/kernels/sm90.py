@@ -77,6 +77,7 @@ ADAM = {
     "groups": "i32", "first": "i32",
 }  # fmt: skip
 SWITCHES = ("MAIN", "REMAINDER", "FIRST_CODED", "SECOND_CODED", "NOISY", "FACTOR", "SKIPPABLE", "SEGMENTED")
+UNHINTED = {"READ": "", "WRITE": ""}
 FP8_STATE = {"scale": "fp32", "amax": "fp32"}
 FP8_ROW = {"BLOCK_ROWS": 1, "BLOCK_COLS": 4096}
 FP8_GATE = {"KIND": "silu", "GATED": True, "LIMIT": None, "SHIFT": 0.0, "MAX": 0.0}
@@ -110,15 +111,26 @@ KERNELS = (
         registers=128,
     ),
     Kernel(
-        "embedding.kernel:_rank_kernel",
-        {"ids": "i64", "sorted": "i32", "order": "i64"},
-        {"ROWS": 16, "COLS": 256},
+        "embedding.kernel:_gather_kernel",
+        {"tokens": "i64", "weight": "bf16", "out": "bf16"},
+        {"POSITIONS": False, "ROWS": 1, "BLOCK": 4096} | UNHINTED,
+    ),
+    Kernel(
+        "embedding.kernel:_sort_tiles_kernel",
+        {"ids": "i64", "keys": "i32"},
+        {"TILE": 1024, "ROWS": 16},
+        wide=False,
+    ),
+    Kernel(
+        "embedding.kernel:_merge_tiles_kernel",
+        {"keys": "i32", "entries": "i64"},
+        {"TILE": 1024, "STEPS": 10, "ROWS": 32, "TILES": 16},
         wide=False,
     ),
     Kernel(
         "embedding.kernel:_run_kernel",
-        {"sorted": "i32", "order": "i64", "dout": "bf16", "main_grad": "fp32"},
-        {"ROWS": 4, "BLOCK": 1024},
+        {"entries": "i64", "dout": "bf16", "main_grad": "fp32"},
+        {"ROWS": 4, "BLOCK": 1024} | UNHINTED,
     ),
     Kernel(
         "gated_triton:_gated_fwd_kernel",

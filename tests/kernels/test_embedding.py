@@ -153,20 +153,77 @@ def embedding_kernel():
     return kernel
 
 
-@settings(max_examples=12, deadline=None, derandomize=True)
-@given(tokens=st.sampled_from((1, 2, 15, 16, 17, 255, 256, 257, 600)), vocab=st.sampled_from((1, 3, 700)))
-def test_tokens_are_sorted_stably(device, tokens, vocab):
-    """By counting, as PyTorch's stable sort; what no vocabulary holds goes to either end."""
+def sorted_by(kernel, ids, vocab_size):
+    """Ids in order and the places they had, out of the entries."""
+    entries = kernel._sorted(ids, vocab_size)
+    assert entries.dtype == torch.int64
+    return (entries >> 32).cpu(), (entries & 0xFFFFFFFF).cpu()
+
+
+@settings(max_examples=16, deadline=None, derandomize=True)
+@given(
+    tokens=st.sampled_from((1, 2, 15, 16, 17, 255, 256, 257, 600)),
+    vocab=st.sampled_from((1, 3, 700)),
+    tile=st.sampled_from((32, 64, 1024)),
+    dtype=st.sampled_from((torch.int64, torch.int32)),
+)
+def test_tokens_are_sorted_stably(device, tokens, vocab, tile, dtype):
+    """In tiles by counting, then merged, as PyTorch's stable sort; ids of no vocabulary go to the end."""
     generator = torch.Generator().manual_seed(tokens)
-    ids = torch.randint(0, vocab, (tokens,), generator=generator)
+    ids = torch.randint(0, vocab, (tokens,), generator=generator, dtype=dtype)
     ids[torch.rand(tokens, generator=generator) < 0.1] = -100
-    found, order = embedding_kernel()._sorted(ids.to(device))
-    wanted, places = ids.clamp(min=-1).to(torch.int32).sort(stable=True)
-    assert torch.equal(found.cpu(), wanted) and torch.equal(order.cpu(), places)
-    assert found.dtype == torch.int32 and order.dtype == torch.int64
-    beyond = torch.tensor([2**40, 5, 2**31 - 1, 2**30 + 7, 5], device=device)
-    found, order = embedding_kernel()._sorted(beyond)
-    assert sorted(order.tolist()) == [0, 1, 2, 3, 4] and found[-1] == 2**30
+    kernel, last = embedding_kernel(), 2**31 // tile - 1
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernel, "RANK_TILE", tile)
+        found = sorted_by(kernel, ids.to(device), vocab)
+    wanted = torch.where(ids < 0, last, ids.long()).sort(stable=True)
+    assert torch.equal(found[0], wanted.values) and torch.equal(found[1], wanted.indices)
+
+
+@pytest.mark.parametrize("tokens", (5, 2**31), ids=("by merging", "by radix"))
+def test_ids_of_no_vocabulary_are_never_taken_for_one(device, tokens, monkeypatch):
+    """2^32 + 5 has the lower half of 5; the id before a vocabulary's first and the one after its last."""
+    kernel = embedding_kernel()
+    monkeypatch.setattr(kernel, "RANK_TOKENS", kernel.RANK_TOKENS if tokens == 5 else 0)
+    ids = torch.tensor([2**32 + 5, 5, 2**31 - 1, -1, 5, 8, -(2**40)], device=device)
+    found, places = sorted_by(kernel, ids, 8)
+    assert sorted(places.tolist()) == list(range(7))
+    known = (found >= 0) & (found < 8)
+    assert found[known].tolist() == [5, 5] and places[known].tolist() == [1, 4]
+    assert torch.equal(found, found.sort().values)
+
+
+def test_a_vocabulary_too_large_for_a_key_is_sorted_by_pytorch(device):
+    kernel = embedding_kernel()
+    ids = torch.tensor([2**31 - 2, 3, 2**29, 3], device=device)
+    found, places = sorted_by(kernel, ids, 2**31 - 1)
+    assert found.tolist() == [3, 3, 2**29, 2**31 - 2] and places.tolist() == [1, 3, 2, 0]
+
+
+@pytest.mark.parametrize(
+    "choices",
+    (
+        {"GATHER_ROWS": 4, "GATHER_WARPS": 8, "GATHER_CACHE": ("evict_first", "evict_first")},
+        {"RUN_ROWS": 1, "RUN_REGISTERS": 32, "RUN_CACHE": ("evict_first", "evict_first")},
+        {"RUN_ROWS": 2, "RUN_BLOCK": 64, "RUN_COLUMNS": 16, "RANK_TILE": 32, "MERGE_TILES": 2},
+    ),
+    ids=("gather", "run", "tiles"),
+)
+def test_launch_choices_change_no_bit(device, choices, monkeypatch):
+    """Of the forward; of the backward where sums are exact. So one run on a GPU may choose among them."""
+    tokens, weight, _ = draw((9, 5), 6, 7, 130, torch.bfloat16, device)
+    dout = torch.randint(-4, 5, (9, 5, 130), generator=torch.Generator().manual_seed(1)).to(
+        device, torch.bfloat16
+    )
+    results = []
+    for values in ({}, choices):
+        for name, value in values.items():
+            monkeypatch.setattr(embedding_kernel(), name, value)
+        main_grad = torch.zeros(7, 130, device=device)
+        out = embedding(tokens, weight.clone().requires_grad_(), main_grad=main_grad)
+        out.backward(dout)
+        results.append((out.detach(), main_grad))
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
 def test_same_bits_every_run(device):

@@ -1,9 +1,9 @@
 """Embedding in Triton: a gather forward, a sum over sorted runs backward.
 
-Backward: the ids are sorted stably, so that equal ids keep the order of their tokens. The program at the
-head of a run of equal ids adds the run's gradient rows in fp32, the first alone, then 8 at a time, and then
-the sum to the row of main_grad; the programs inside a run end at once. One program writes a row: no atomics,
-one fixed order.
+Backward: the ids are sorted stably, so that equal ids keep the order of their tokens: into entries, an id
+with the place of its token. The program at the head of a run of equal ids adds the run's gradient rows in
+fp32, a few at a time, the first one last, and then the sum to the row of main_grad; the programs inside a
+run end at once. One program writes a row: no atomics, one fixed order.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
@@ -19,120 +19,166 @@ from torch import Tensor
 from redline.kernels.common import ceil_div, next_power_of_2, on_device_of
 from redline.kernels.launch import launchable
 
-GATHER_BLOCK = 4096  # columns a program: 64 bytes a thread of bf16
-# 8 columns a thread of 4 warps: 16-byte loads of bf16. Most runs of a token are short: on an H200 4 rows a
-# step take 285 us, 8 take 303, 16 take 317; blocks of 512 to 2048 columns are within 2%.
-RUN_ROWS, RUN_BLOCK = 4, 1024
-# Up to so many tokens one launch that compares each with each (2.7e8 times) is shorter than the 15 of a radix
-# sort, which take 60 us on an H200.
-RANK_TOKENS = 16384
-RANK_ROWS, RANK_COLS = 16, 256
-MANY = tl.constexpr(1 << 30)  # above every id of a vocabulary
+GATHER_ROWS, GATHER_BLOCK, GATHER_WARPS = 1, 4096, 4  # 64 bytes a thread of bf16
+GATHER_CACHE = ("", "")  # eviction policies of what is read and of what is written
+# Most runs of a token are short: on an H200 4 rows a step take less time than 8 or 16; blocks of 512 to 2048
+# columns are within 2%. 8 columns a thread are 16-byte loads of bf16.
+RUN_ROWS, RUN_BLOCK, RUN_COLUMNS = 4, 1024, 8
+RUN_REGISTERS: int | None = None  # what a thread is held to
+RUN_CACHE = ("", "")
+# Two launches sort the tokens: tiles of them by counting, then each looks for its place in the other tiles.
+# Beyond so many that is more work than a radix sort, whose 15 launches take 60 us on an H200.
+RANK_TOKENS = 65536
+RANK_TILE, RANK_ROWS = 1024, 16  # powers of two, as the next ones; rows of a program lie in one tile
+MERGE_ROWS, MERGE_TILES = 32, 16
+LOWER = tl.constexpr((1 << 32) - 1)  # the place in an entry; the upper half is the id
 
 
 @triton.jit
-def _row(ids_ptr, weight_ptr, token, weight_stride, start, num_rows, vocab_size, column, mask):
-    identity = tl.load(ids_ptr + token).to(tl.int64)
+def _rows(
+    ids_ptr, weight_ptr, token, inside, weight_stride, start, num_rows, vocab_size, column, mask,
+    READ: tl.constexpr,
+):  # fmt: skip
+    """What the ids of these tokens look up, in fp32: [tokens, columns]."""
+    identity = tl.load(ids_ptr + token, mask=inside, other=0).to(tl.int64)[:, None]
     local = identity - start
     here = (local >= 0) & (local < num_rows)
-    x = tl.load(weight_ptr + local * weight_stride + column, mask=mask & here, other=0.0).to(tl.float32)
+    x_ptr = weight_ptr + local * weight_stride + column
+    x = tl.load(x_ptr, mask=mask & here, other=0.0, eviction_policy=READ).to(tl.float32)
     return tl.where((identity >= 0) & (identity < vocab_size), x, float("nan"))
 
 
 @launchable
 @triton.jit
 def _gather_kernel(
-    tokens_ptr, weight_ptr, positions_ptr, position_weight_ptr, out_ptr, weight_stride, position_stride,
-    hidden, start, num_rows, vocab_size, num_positions, POSITIONS: tl.constexpr, BLOCK: tl.constexpr,
+    tokens_ptr, weight_ptr, positions_ptr, position_weight_ptr, out_ptr, num_tokens, weight_stride,
+    position_stride, hidden, start, num_rows, vocab_size, num_positions,
+    POSITIONS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, READ: tl.constexpr, WRITE: tl.constexpr,
 ):  # fmt: skip
     blocks = tl.cdiv(hidden, BLOCK)  # those of a row follow one another
-    token = (tl.program_id(0) // blocks).to(tl.int64)
-    column = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
-    mask = column < hidden
-    x = _row(tokens_ptr, weight_ptr, token, weight_stride, start, num_rows, vocab_size, column, mask)
+    token = (tl.program_id(0) // blocks).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = (tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK))[None, :]
+    inside = token < num_tokens
+    mask = inside[:, None] & (column < hidden)
+    x = _rows(
+        tokens_ptr, weight_ptr, token, inside, weight_stride, start, num_rows, vocab_size, column, mask, READ
+    )
     if POSITIONS:
-        x += _row(
-            positions_ptr, position_weight_ptr, token, position_stride, 0, num_positions, num_positions,
-            column, mask,
+        x += _rows(
+            positions_ptr, position_weight_ptr, token, inside, position_stride, 0, num_positions,
+            num_positions, column, mask, "",
         )  # fmt: skip
-    tl.store(out_ptr + token * hidden + column, x.to(out_ptr.dtype.element_ty), mask=mask)
+    out_ptr += token[:, None] * hidden + column
+    tl.store(out_ptr, x.to(out_ptr.dtype.element_ty), mask=mask, eviction_policy=WRITE)
 
 
 @triton.jit
-def _ids(ids_ptr, place, num_tokens):
-    """Ids at these places as int32 whose differences do not overflow; none has an id above all."""
-    identity = tl.load(ids_ptr + place, mask=place < num_tokens, other=MANY).to(tl.int32)
-    return tl.minimum(tl.maximum(identity, -1), MANY)
+def _keys(ids_ptr, place, num_tokens, TILE: tl.constexpr):
+    """id * TILE + place in the tile: as the ids with equal ones in order, and no two are equal.
 
-
-@triton.jit
-def _below(other, limit):
-    """1 where other < limit: the sign of their difference, which is an instruction less than to compare."""
-    return (other - limit).to(tl.uint32, bitcast=True) >> 31
+    Ids that are negative or too large, and those of no token, are the largest that a key holds.
+    """
+    LAST: tl.constexpr = (1 << 31) // TILE - 1
+    identity = tl.load(ids_ptr + place, mask=place < num_tokens, other=LAST).to(tl.int64)
+    return tl.minimum(identity.to(tl.uint64, bitcast=True), LAST).to(tl.int32) * TILE + place % TILE
 
 
 @launchable
 @triton.jit
-def _rank_kernel(ids_ptr, sorted_ptr, order_ptr, num_tokens, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """Sort stably by counting: a token's place is the number of tokens that come before it."""
+def _sort_tiles_kernel(ids_ptr, keys_ptr, num_tokens, TILE: tl.constexpr, ROWS: tl.constexpr):
+    """Sort the keys of each tile by counting: a key's place is the number of those below it."""
     first = tl.program_id(0) * ROWS
-    place = first + tl.arange(0, ROWS)
-    identity = _ids(ids_ptr, place, num_tokens)
-    own = identity[:, None]
-    lane = tl.arange(0, COLS)
-    # Of tokens before these an equal id counts too, of those after them not, of those around them if earlier.
-    here = first // COLS * COLS
-    limit = own + ((here + lane)[None, :] < place[:, None]).to(tl.int32)
-    before = _below(_ids(ids_ptr, here + lane, num_tokens)[None, :], limit)
-    for start in range(0, here, COLS):
-        before += _below(_ids(ids_ptr, start + lane, num_tokens)[None, :], own + 1)
-    for start in range(here + COLS, num_tokens, COLS):
-        before += _below(_ids(ids_ptr, start + lane, num_tokens)[None, :], own)
-    rank = tl.sum(before, axis=1).to(tl.int32)
-    tl.store(sorted_ptr + rank, identity, mask=place < num_tokens)
-    tl.store(order_ptr + rank, place.to(tl.int64), mask=place < num_tokens)
+    tile = first // TILE * TILE
+    own = _keys(ids_ptr, first + tl.arange(0, ROWS), num_tokens, TILE)
+    other = _keys(ids_ptr, tile + tl.arange(0, TILE), num_tokens, TILE)
+    # the sign of the difference, which is an instruction less than to compare; keys are from 0 to 2^31 - 1
+    below = (other[None, :] - own[:, None]).to(tl.uint32, bitcast=True) >> 31
+    rank = tile + tl.sum(below.to(tl.int32), axis=1)
+    tl.store(keys_ptr + rank, own, mask=rank < num_tokens)
 
 
 @triton.jit
-def _run_rows(sorted_ptr, order_ptr, place, num_tokens, identity, wanted):
-    """Which of the sorted places belong to the run of `identity`, and the rows of dout they stand for."""
+def _probed(keys_ptr, place, num_tokens, last, STEP: tl.constexpr):
+    """STEP where that many more keys from `place` on are at most `last`, else 0."""
+    probe = place + (STEP - 1)
+    inside = probe < num_tokens
+    key = tl.load(keys_ptr + probe, mask=inside, other=0)
+    return tl.where(inside & (key <= last), STEP, 0)
+
+
+@launchable
+@triton.jit
+def _merge_tiles_kernel(
+    keys_ptr, entries_ptr, num_tokens,
+    TILE: tl.constexpr, STEPS: tl.constexpr, ROWS: tl.constexpr, TILES: tl.constexpr,
+):  # fmt: skip
+    """Of each key of a sorted tile, count by bisection what comes before it in the others; TILE is 2^STEPS.
+
+    The keys of a warp are neighbours in order, so that it finds them in few lines of another tile.
+    """
+    position = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    mask = position < num_tokens
+    key = tl.load(keys_ptr + position, mask=mask, other=0)
+    own = tl.program_id(0) * ROWS // TILE
+    rank = position - own * TILE
+    least = key // TILE * TILE  # of all keys with this id
+    for first in range(0, tl.cdiv(num_tokens, TILE), TILES):
+        tile = (first + tl.arange(0, TILES))[None, :]
+        # Equal ids of earlier tiles come before. Those of its own tile are counted: no key is below 0.
+        last = tl.where(tile == own, -1, least[:, None] + tl.where(tile < own, TILE - 1, -1))
+        found = tl.zeros((ROWS, TILES), tl.int32)
+        for index in tl.static_range(STEPS + 1):
+            found += _probed(keys_ptr, tile * TILE + found, num_tokens, last, max(TILE >> (index + 1), 1))
+        rank += tl.sum(found, axis=1)
+    entry = ((key // TILE).to(tl.int64) << 32) | (own * TILE + key % TILE)
+    tl.store(entries_ptr + rank, entry, mask=mask)
+
+
+@triton.jit
+def _run_rows(entries_ptr, place, num_tokens, identity, wanted):
+    """Which of these places belong to the run of `identity`, and the rows of dout they stand for."""
     inside = (place < num_tokens) & wanted
-    same = inside & (tl.load(sorted_ptr + place, mask=inside, other=-1) == identity)
-    return same, tl.load(order_ptr + place, mask=inside, other=0)
+    entry = tl.load(entries_ptr + place, mask=inside, other=0)
+    return inside & (entry >> 32 == identity), entry & LOWER
 
 
 @launchable
 @triton.jit
 def _run_kernel(
-    sorted_ptr, order_ptr, dout_ptr, main_grad_ptr, num_tokens, hidden, dout_stride, start, num_rows,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    entries_ptr, dout_ptr, main_grad_ptr, num_tokens, hidden, dout_stride, start, num_rows,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, READ: tl.constexpr, WRITE: tl.constexpr,
 ):  # fmt: skip
-    """Most runs have one row, so the first row's way is short: ids and place together, then both rows."""
+    """Most runs have one row, so its way is short: one load says id and place, the next ones are both rows.
+
+    The run's other rows come first, in a loop that needs its registers alone.
+    """
     blocks = tl.cdiv(hidden, BLOCK)
     head = tl.program_id(0) // blocks
-    identity = tl.load(sorted_ptr + head)
-    previous = tl.load(sorted_ptr + head - 1, mask=head > 0, other=-1)
-    following = tl.load(sorted_ptr + head + 1, mask=head + 1 < num_tokens, other=-1)
-    row = tl.load(order_ptr + head)
-    local = identity.to(tl.int64) - start
+    entry = tl.load(entries_ptr + head)
+    identity = entry >> 32
+    previous = tl.load(entries_ptr + head - 1, mask=head > 0, other=-1) >> 32
+    following = tl.load(entries_ptr + head + 1, mask=head + 1 < num_tokens, other=-1) >> 32
+    local = identity - start
     is_head = (head == 0) | (identity != previous)
     if is_head & (local >= 0) & (local < num_rows):
         column = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
         mask = column < hidden
-        out_ptr = main_grad_ptr + local * hidden + column
-        grad = tl.load(out_ptr, mask=mask, other=0.0).to(tl.float32)
-        total = tl.load(dout_ptr + row * dout_stride + column, mask=mask, other=0.0).to(tl.float32)
-        place = head + 1 + tl.arange(0, ROWS)
-        same, rows = _run_rows(sorted_ptr, order_ptr, place, num_tokens, identity, following == identity)
+        total = tl.zeros((BLOCK,), tl.float32)
         more = following == identity
+        place = head + 1 + tl.arange(0, ROWS)
+        same, rows = _run_rows(entries_ptr, place, num_tokens, identity, more)
         while more:  # places are fetched a step ahead, so that a step waits for memory once
             dout_ptrs = dout_ptr + rows[:, None] * dout_stride + column[None, :]
-            found = tl.load(dout_ptrs, mask=same[:, None] & mask[None, :], other=0.0)
+            found = tl.load(dout_ptrs, mask=same[:, None] & mask[None, :], other=0.0, eviction_policy=READ)
             more = tl.sum(same.to(tl.int32), axis=0) == ROWS
             place += ROWS
-            same, rows = _run_rows(sorted_ptr, order_ptr, place, num_tokens, identity, more)
+            same, rows = _run_rows(entries_ptr, place, num_tokens, identity, more)
             total += tl.sum(found.to(tl.float32), axis=0)
-        tl.store(out_ptr, (grad + total).to(main_grad_ptr.dtype.element_ty), mask=mask)
+        first_ptr = dout_ptr + (entry & LOWER) * dout_stride + column
+        out_ptr = main_grad_ptr + local * hidden + column
+        total += tl.load(first_ptr, mask=mask, other=0.0, eviction_policy=READ).to(tl.float32)
+        total += tl.load(out_ptr, mask=mask, other=0.0, eviction_policy=READ).to(tl.float32)
+        tl.store(out_ptr, total.to(main_grad_ptr.dtype.element_ty), mask=mask, eviction_policy=WRITE)
 
 
 def gather(
@@ -147,27 +193,37 @@ def gather(
         position_stride, num_positions = 0, 0
         if position_weight_PH is not None:
             position_stride, num_positions = position_weight_PH.stride(0), len(position_weight_PH)
+        grid = ceil_div(tokens.numel(), GATHER_ROWS) * ceil_div(hidden, block)
         with on_device_of(out):
-            _gather_kernel[(tokens.numel() * ceil_div(hidden, block),)](
-                tokens, weight_VH, positions, position_weight_PH, out, weight_VH.stride(0),
+            _gather_kernel[(grid,)](
+                tokens, weight_VH, positions, position_weight_PH, out, tokens.numel(), weight_VH.stride(0),
                 position_stride, hidden, vocab_start, rows, vocab_size, num_positions,
-                POSITIONS=positions is not None, BLOCK=block, num_warps=max(1, min(4, block // 256)),
+                POSITIONS=positions is not None, ROWS=GATHER_ROWS, BLOCK=block, READ=GATHER_CACHE[0],
+                WRITE=GATHER_CACHE[1], num_warps=max(1, min(GATHER_WARPS, block // 256)),
             )  # fmt: skip
     return out
 
 
-def _sorted(ids: Tensor) -> tuple[Tensor, Tensor]:
-    """(ids in order as int32, the places they had) of at least one id; equal ids keep their order."""
+def _sorted(ids: Tensor, vocab_size: int) -> Tensor:
+    """Entries (id << 32 | place), in order, of at least one id; equal ids keep their order.
+
+    An id that the vocabulary does not hold comes first or last, perhaps as another that it does not hold.
+    """
     ids = ids.reshape(-1)
     tokens = len(ids)
-    if tokens > RANK_TOKENS:
-        found: tuple[Tensor, Tensor] = ids.to(torch.int32).sort(stable=True)
-        return found
-    sorted_T, order_T = torch.empty_like(ids, dtype=torch.int32), torch.empty_like(ids, dtype=torch.int64)
-    _rank_kernel[(ceil_div(tokens, RANK_ROWS),)](
-        ids, sorted_T, order_T, tokens, ROWS=RANK_ROWS, COLS=RANK_COLS, num_warps=4
+    if tokens > RANK_TOKENS or vocab_size * RANK_TILE >= 2**31:
+        in_order, places = ids.clamp(-1, vocab_size).to(torch.int32).sort(stable=True)
+        return (in_order.long() << 32) | places
+    keys_T = torch.empty_like(ids, dtype=torch.int32)
+    entries_T = torch.empty_like(ids, dtype=torch.int64)
+    _sort_tiles_kernel[(ceil_div(tokens, RANK_ROWS),)](
+        ids, keys_T, tokens, TILE=RANK_TILE, ROWS=RANK_ROWS, num_warps=4
     )
-    return sorted_T, order_T
+    _merge_tiles_kernel[(ceil_div(tokens, MERGE_ROWS),)](
+        keys_T, entries_T, tokens,
+        TILE=RANK_TILE, STEPS=RANK_TILE.bit_length() - 1, ROWS=MERGE_ROWS, TILES=MERGE_TILES, num_warps=4,
+    )  # fmt: skip
+    return entries_T
 
 
 def accumulate(main_grad_VH: Tensor, ids: Tensor, dout_TH: Tensor, vocab_start: int, vocab_size: int) -> None:
@@ -177,9 +233,10 @@ def accumulate(main_grad_VH: Tensor, ids: Tensor, dout_TH: Tensor, vocab_start: 
         return
     block = min(RUN_BLOCK, next_power_of_2(hidden))
     with on_device_of(dout_TH):
-        sorted_T, order_T = _sorted(ids)
+        entries_T = _sorted(ids, vocab_size)
         _run_kernel[(tokens * ceil_div(hidden, block),)](
-            sorted_T, order_T, dout_TH, main_grad_VH, tokens, hidden, dout_TH.stride(0), vocab_start,
+            entries_T, dout_TH, main_grad_VH, tokens, hidden, dout_TH.stride(0), vocab_start,
             min(len(main_grad_VH), vocab_size - vocab_start),
-            ROWS=RUN_ROWS, BLOCK=block, num_warps=max(1, block // 256),
+            ROWS=RUN_ROWS, BLOCK=block, READ=RUN_CACHE[0], WRITE=RUN_CACHE[1],
+            num_warps=max(1, block // (32 * RUN_COLUMNS)), maxnreg=RUN_REGISTERS,
         )  # fmt: skip
