@@ -61,6 +61,7 @@ VARIANTS: dict[str, list[Tile]] = {  # what is tried on each case of bench.CASES
     ],
     "cast both": [*_both(TURNS, (1, 8), ("",)), *_both(TURNS[:4], (1, 8), EVICT[1:])],
     "cast both, wide": [*_both(TURNS[:5], (1, 4, 16), ("",)), *_both(TURNS[:4], (4,), EVICT[1:])],
+    "activation backward, biased": _both([*BACKWARD[:4], (64, 64, 2)], (1,), ("",)),
     "cast": [Tile(*s, evict=e) for s, e in product([(2, 4096, 8), (4, 4096, 16), (4, 4096, 8)], EVICT)],
     "activation": [Tile(*s, evict=e) for s, e in product([(8, 1024, 8), (4, 1024, 4)], EVICT)],
 }
@@ -71,6 +72,7 @@ CASES = {
     "transpose": f"transpose of fp8, {bench.T} x {bench.F}",
     "norm": f"RMSNorm to fp8, {bench.TOKENS} x {bench.H}",
     "activation": f"SwiGLU to fp8, {bench.T} x 2*{bench.F}",
+    "activation backward, biased": f"GELU backward to fp8, with its bias, {bench.T} x {bench.F}",
     "activation backward": f"SwiGLU backward to fp8, {bench.T} x 2*{bench.F}",
 }
 

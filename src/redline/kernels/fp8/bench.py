@@ -18,6 +18,7 @@ from redline.kernels.fp8 import block_op, op, reference
 
 T, TOKENS, H, F = 8192, 32768, 4096, 14336
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+GELU = Form("tanh")
 SWIGLU = Form("silu", gated=True)
 LIMITED_SWIGLU = Form("silu", gated=True, **LIMITED)
 
@@ -77,9 +78,14 @@ def _activation(form: Form) -> Callable[[Any, bool], Provider]:
 
 def _backward(form: Form) -> Callable[[Any, bool], Provider]:
     def make(room: Any, kernel: bool) -> Provider:
-        return lambda dy, x, scale, amax: room.activation_cast_backward(
-            dy, x, None, None, *form, scale, amax, E5M2, *_end(kernel)
-        )
+        def run(dy: Tensor, x: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+            *bias, scale, amax = rest
+            found: tuple[Tensor, ...] = room.activation_cast_backward(
+                dy, x, bias[0] if bias else None, None, *form, scale, amax, E5M2, *_end(kernel)
+            )
+            return found
+
+        return run
 
     return make
 
@@ -112,5 +118,11 @@ CASES = (
                 10 * T * F,
             ),
         )
+    ),
+    _case(
+        f"GELU backward to fp8, with its bias, {T} x {F}",
+        ((T, F), (T, F), (F,)),
+        _backward(GELU),
+        6 * T * F + 4 * F,
     ),
 )
