@@ -237,11 +237,31 @@ def test_fp8_copies_of_a_stage(capsys):
         "--preset llama3-70b --fp8 --tensor-model-parallel-size 8 --pipeline-model-parallel-size 4 "
         "--sequence-parallel --use-distributed-optimizer --global-batch-size 64 --gpus 64 --gpu h100"
     )
-    plain = document(capsys, *words.split())["stages"][1]
-    both = document(capsys, *words.split(), "--keep-fp8-transpose-cache")["stages"][1]
+    beside = [*words.split(), "--no-fp8-param-gather"]
+    plain = document(capsys, *beside)["stages"][1]
+    both = document(capsys, *beside, "--keep-fp8-transpose-cache")["stages"][1]
     assert 2 * plain["fp8_copies"] == pytest.approx(plain["weights"], rel=0.07)
     assert both["fp8_copies"] == 2 * plain["fp8_copies"]
-    assert document(capsys, *words.split(), "--fp8-param-gather")["stages"][1]["fp8_copies"] == 0
+    for how, copies in ("", 0), ("--fp8-param-gather", 0), ("--keep-fp8-transpose-cache", 1):
+        stage = document(capsys, *words.split(), *how.split())["stages"][1]
+        assert stage["fp8_copies"] == copies * plain["fp8_copies"]
+        assert stage["weights"] == pytest.approx(plain["weights"] - plain["fp8_copies"], abs=1)
+
+
+@pytest.mark.parametrize("samples", ["1", "2", "4"])
+def test_training_in_fp8_holds_less_than_in_bf16(capsys, samples):
+    """In every batching: a byte a weight less, and what GEMMs keep; a copy beside the weights outweighed that."""
+    words = (
+        "--preset llama3-8b --num-layers 8 --seq-length 8192 --global-batch-size 4 --bf16 --gpu h200 "
+        f"--micro-batch-size {samples}"
+    )
+    peaks = {
+        how: document(capsys, *words.split(), *how.split())["memory"]["total"]
+        for how in ("", "--fp8", "--fp8 --no-fp8-param-gather")
+    }
+    layers = 8 * 4096 * (4096 + 4096 + 2 * 1024 + 3 * 14336)
+    assert peaks["--fp8"] < peaks[""] - layers
+    assert peaks["--fp8"] == peaks["--fp8 --no-fp8-param-gather"] - 2 * layers
 
 
 def test_experts_are_divided_by_their_own_ranks(capsys):

@@ -294,7 +294,9 @@ CASES: dict[str, list[tuple[str, str]]] = {
         )
         for method, other in (("pushed", "chunked"), ("symmetric", "plain"))
     ],
-    "fp8-gather-needs": [("--fp8 --fp8-param-gather", f"--fp8 --fp8-param-gather {SHARDED}")],
+    "fp4-gather-needs": [
+        ("--fp4-format e2m1 --fp4-param-gather", f"--fp4-format e2m1 --fp4-param-gather {SHARDED}")
+    ],
     "transformer-engine-on-one-rank": [(f"{TE} --tensor-model-parallel-size 2", TE)],
     "transformer-engine-runs-eagerly": [
         (f"{TE} {words}", TE) for words in ("--use-torch-compile", "--cuda-graph-impl local")

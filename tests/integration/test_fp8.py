@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from redline.config import parse_args
-from redline.errors import ConfigError
+from redline.errors import CheckpointError, ConfigError
 from redline.hardware import Hardware
 from redline.model.fp8 import Fp8Gemm
 from redline.plan import make_plan
@@ -231,7 +231,7 @@ def test_a_card_without_fp8_units_is_refused() -> None:
     h200 = Hardware(name="NVIDIA H200", kind="cuda", memory_bytes=141 << 30, compute_capability=(9, 0))
     plan = make_plan(config, h200, 128256)
     assert plan.fp8 is not None and len(plan.fp8.sites) == 64
-    assert plan.memory.fullest.state["fp8_copies"] == plan.fp8.weights
+    assert plan.fp8.stored and "fp8_copies" not in plan.memory.fullest.state
 
 
 def test_tables_of_what_casts_lose(train: Any) -> None:
@@ -255,7 +255,7 @@ def test_tables_of_what_casts_lose(train: Any) -> None:
 
 def test_a_sudden_jump_is_reported_and_training_recovers(tmp_path: Path, train: Any) -> None:
     """A weight grows a thousandfold between two steps: it saturates once, is named, and the scale follows."""
-    run = opened(tmp_path, {**FP8, "fp8_amax_compute_algo": "most_recent"})
+    run = opened(tmp_path, {**FP8, "fp8_amax_compute_algo": "most_recent", "fp8_param_gather": False})
     take_steps(run, 2)
     fp8 = run.state.fp8
     assert fp8 is not None
@@ -290,7 +290,12 @@ def test_repeated_overflow_returns_a_gemm_to_bf16_for_good(train: Any) -> None:
 
 def test_sites_that_have_returned_compute_as_in_bf16(tmp_path: Path) -> None:
     plain = opened(tmp_path, MODEL | {"bf16": True})
-    run = opened(tmp_path, FP8)
+    run = opened(tmp_path, {**FP8, "fp8_param_gather": False})
     assert run.state.fp8 is not None
-    run.state.fp8.load_values(run.state.fp8.values() | {"bf16": list(SITES)})
+    values = run.state.fp8.values() | {"bf16": list(SITES)}
+    run.state.fp8.load_values(values)
+    alone = opened(tmp_path, FP8)
+    assert alone.state.fp8 is not None
+    with pytest.raises(CheckpointError, match=r"layers\.0\.attention\.qkv back to bf16[^$]*--no-fp8-param"):
+        alone.state.fp8.load_values(values)
     assert [step.loss for step in take_steps(run)] == [step.loss for step in take_steps(plain)]

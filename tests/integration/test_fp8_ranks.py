@@ -13,6 +13,7 @@ from redline.comm import close_world
 from redline.config import Environment
 from redline.formulas.activations import MicrobatchShape, saved_by_layer
 from redline.formulas.shape import ModelShape
+from redline.precision import Fp8State
 from redline.run import open_run
 
 from .ranks import on_ranks
@@ -24,6 +25,11 @@ LLAMA = {
     "add_bias_linear": False, "untie_embeddings_and_output_weights": True,
 }  # fmt: skip
 FP8 = {"fp8_format": "hybrid"}
+
+
+def of_all_ranks(state: Fp8State) -> torch.Tensor:
+    """Scales that ranks share. Measured ones of weights are the next step's already, each rank's its own."""
+    return state.scale[:, ::2] if state.spec.recipe == "tensorwise" else state.scale
 
 
 def seen_on(world_size: int, variants: dict[str, Values]) -> dict[str, list[dict[str, Any]]]:
@@ -38,7 +44,7 @@ def seen_on(world_size: int, variants: dict[str, Values]) -> dict[str, list[dict
             found[name] = {
                 "losses": [step.loss for step in steps],
                 "norms": [step.result.grad_norm for step in steps],
-                "scales": None if fp8 is None else fp8.state.scale,
+                "scales": None if fp8 is None else of_all_ranks(fp8.state),
                 "sites": [] if fp8 is None else sorted(fp8.gemms),
             }
             close_world()

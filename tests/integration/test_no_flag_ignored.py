@@ -307,7 +307,7 @@ FP8 = {
     "fp8_output_proj": see(observe.numbers, **FP8_MODEL),
     "fp8_amax_history_len": see(observe.numbers, value=1, **FP8_MODEL),
     "fp8_amax_compute_algo": see(observe.numbers, **FP8_MODEL),
-    "fp8_param_gather": see(observe.plan, **FP8_MODEL, use_distributed_optimizer=True),
+    "fp8_param_gather": see(observe.plan, value=False, **FP8_MODEL),
     "keep_fp8_transpose_cache": see(observe.plan, **FP8_MODEL),
     **numbers("first_last_layers_bf16", **{**FP8_MODEL, "num_layers": 3}),
     **numbers(

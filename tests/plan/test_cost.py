@@ -180,6 +180,23 @@ def test_unordered_launches_cost_only_tensor_parallel_time() -> None:
     assert other.parts["tp"] > one.parts["tp"] and other.parts["attention"] == one.parts["attention"]
 
 
+def test_weights_transposed_in_each_backward_cost_a_pass_over_their_bytes() -> None:
+    """Read and written at a byte each: a hundredth of a microbatch of few tokens, less of one of many."""
+    rates = rates_of(hardware_named("h200"))  # type: ignore[arg-type]
+    base = {"num_layers": 8, "seq_length": 8192, "fp8_format": "hybrid", "global_batch_size": 4}
+    shares = []
+    for samples in (1, 4):
+        made, kept = (
+            predict(setup("llama3-8b", dialect="redline", micro_batch_size=samples, **base, **more), rates)
+            for more in ({}, {"keep_fp8_transpose_cache": True})
+        )
+        weights = 8 * 4096 * (4096 + 4096 + 2 * 1024 + 3 * 14336)
+        wanted = 4 // samples * 2 * weights / rates.bytes_per_s
+        assert made.step_s - kept.step_s == pytest.approx(wanted, rel=1e-6)
+        shares.append(wanted / made.step_s)
+    assert 0.01 > shares[0] > 3 * shares[1]
+
+
 def test_in_fp8_no_more_is_promised_of_joined_gemms_than_pieces_hide() -> None:
     """Rows of half the bytes, and a fifth less in the open by pieces; nobody else writes fp8 to its peers."""
     sp = {"tensor_model_parallel_size": 8, "sequence_parallel": True, "seq_length": 8192}

@@ -116,7 +116,7 @@ def assemble(
     )
     groups = groups or single_process()
     sharded = plan.data_parallel.sharded
-    if config.precision.fp8_param_gather and plan.fp8 is not None:
+    if plan.fp8 is not None and plan.fp8.stored:
         store_in_fp8(model, plan.fp8.sites)
     buffers = FlatBuffers(
         model.named_parameters(),
@@ -221,7 +221,7 @@ def make_fp8(
     fuse_wgrad = config.kernels.gradient_accumulation_fusion
     buffers, ranks, compute_dtype = storage
     params = None
-    if options.fp8_param_gather:
+    if plan.fp8.stored:
         found = buffers.fp8_parts()
         parts = {site: found[f"{site}.weight"] for site in state.sites}
         params = Fp8Params(state, parts, groups.shard, ranks.gatherer, compute_dtype)

@@ -117,11 +117,12 @@ class PrecisionConfig(Section):
         needs=DELAYED,
         help="A GEMM returns to bf16 once an operand saturated in so many steps in a row; unset: never.",
     )
-    fp8_param_gather: bool = flag(
-        False,
+    fp8_param_gather: bool | None = flag(
+        None,
+        megatron=False,
         account="memory",
         needs=ON_FP8,
-        help="Keep the weights of GEMMs in fp8 alone, and gather them as bytes.",
+        help="Keep the weights of GEMMs in fp8 alone, and gather them as bytes; unset: on where that can be.",
     )
     first_last_layers_bf16: bool = flag(False, needs=ON_FP8, help="First and last layers in bf16.")
     num_layers_at_start_in_bf16: int | None = flag(

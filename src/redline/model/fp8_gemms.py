@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from redline.comm import Group
+from redline.errors import CheckpointError
 from redline.formulas.activations import COLUMNS
 from redline.formulas.operators import Operator
 from redline.model.block import MLP, Block, SelfAttention
@@ -142,9 +143,19 @@ class Fp8Gemms:
         return self.state.values() | {"bf16": self.returned}
 
     def load_values(self, values: Mapping[str, Any]) -> None:
-        """Take over `values()`; to be called once the tensors are filled."""
+        """Take over `values()`; to be called once the tensors are filled.
+
+        Raises: CheckpointError where a GEMM returned to bf16 whose weight exists in fp8 alone here.
+        """
+        returned = values.get("bf16", ())
+        if returned and self._params is not None:
+            raise CheckpointError(
+                f"the checkpoint's run took {returned[0]} back to bf16.",
+                "here the weights of GEMMs in fp8 are stored in fp8 alone.",
+                "add --no-fp8-param-gather, or --fp8-return-to-bf16 as that run had.",
+            )
         self.state.load_values(values)
-        self._return(values.get("bf16", ()))
+        self._return(returned)
 
     @property
     def copies_bytes(self) -> int:

@@ -112,7 +112,7 @@ def rank_memory(setup: Setup) -> RankMemory:
     }
     item = {"fp32": 4, "fp64": 8}.get(setup.dtype, 2)
     size = {
-        "weights": item if setup.gather_bytes == HALF or item > HALF else 1.2,
+        "weights": item,
         "gradients": setup.grad_bytes if item == HALF else item,
         "optimizer": optimizer_state_bytes(setup.states) * (1 - setup.states.away),
     }
@@ -121,11 +121,18 @@ def rank_memory(setup: Setup) -> RankMemory:
         * (held.dense / (shards if cut[name] else 1) + held.expert / (expert_shards if cut[name] else 1))
         for name in size
     }
+    state["weights"] -= _saved_by_fp8(setup, held)
     # The first stage holds the most microbatches, the last one the logits.
     logits = logits_bytes(setup) if grid.pp == 1 else 0.0
     kept = _kept(setup, in_flight(setup))
     copies = setup.fp8_copies * held.matrices
     return RankMemory(**state, **kept, fp8_copies=copies, logits=logits, runtime=RUNTIME, areas=_areas(setup))
+
+
+def _saved_by_fp8(setup: Setup, held: RankParameters) -> float:
+    """Bytes of the weights that matrices of GEMMs in fp8 do not take where they have no other copy."""
+    stored = setup.gather_bytes < HALF
+    return stored * held.matrices / (setup.shard_ranks if setup.sharding == "parameters" else 1)
 
 
 def _areas(setup: Setup) -> float:
@@ -152,14 +159,14 @@ def stage_memories(setup: Setup) -> tuple[RankMemory, ...]:
     held, shape = rank_parameters(setup), setup.shape
     body = held.dense + held.expert
     vocab = shape.padded_vocab_size * shape.hidden / setup.grid.tp
-    found = []
+    spared, found = _saved_by_fp8(setup, held), []
     for stage in range(pp):
         ends = stage in (0, pp - 1)  # a tied embedding stands on both
         share = 1.0 if ends or not body else max(0.0, 1 - vocab / body)
         flying = in_flight(setup) if setup.vpp > 1 else min(setup.num_microbatches, pp - stage)
         found.append(
             RankMemory(
-                weights=whole.weights * share,
+                weights=(whole.weights + spared) * share - spared,
                 gradients=whole.gradients * share,
                 optimizer=whole.optimizer * share,
                 fp8_copies=whole.fp8_copies,

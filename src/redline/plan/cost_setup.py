@@ -14,6 +14,7 @@ from redline.formulas.shape import ModelShape
 from redline.formulas.state import StateDtypes
 from redline.formulas.traffic import gathered_bytes_each, skipped_share
 from redline.plan.dtypes import state_dtypes
+from redline.plan.fp8 import kept_beside, turns_weights
 from redline.plan.grid import RankGrid, make_grid
 from redline.units import MIB
 
@@ -36,6 +37,7 @@ class Setup:
         fp8: recipe of the GEMMs' operands, None for 16 bits.
         recompute: "none", "selective" or "full" (then `recompute_layers` of a chunk are dropped).
         fp8_copies: casts of each weight that are kept: by rows, and transposed too.
+        fp8_turned: weights in fp8 are transposed in each backward.
         spread_inputs: each tp rank keeps its part of what full recompute saves.
         sharding: what is split over dp, `instances` times over.
         tp_overlap: what joins tp's collectives to their GEMMs; "peers" write each other's memory.
@@ -67,6 +69,7 @@ class Setup:
     recompute_modules: tuple[str, ...] = ()
     spread_inputs: bool = False
     fp8_copies: int = 0
+    fp8_turned: bool = False
     sequence_parallel: bool = False
     sharding: Sharding = "none"
     instances: int = 1
@@ -221,13 +224,14 @@ def setup_of(
         recompute_layers=config.recompute.recompute_num_layers or 1,
         recompute_modules=config.recompute.recompute_modules if recompute == "selective" else (),
         spread_inputs=config.recompute.distribute_saved_activations,
-        fp8_copies=_fp8_copies(config, impl),
+        fp8_copies=_fp8_copies(config, impl, dialect),
+        fp8_turned=dialect == "redline" and impl != "transformer_engine" and turns_weights(config.precision),
         sequence_parallel=p.sequence_parallel and grid.tp > 1,
         sharding=shard,
         instances=p.num_distributed_optimizer_instances,
         grad_bytes=2 if states.grad == "bf16" else 4,
         states=states,
-        gather_bytes=gathered_bytes_each(shape, config.precision.fp8_param_gather),
+        gather_bytes=gathered_bytes_each(shape, _stored_in_fp8(config, dialect)),
         overlap_grad_reduce=_on(get("overlap_grad_reduce"), overlaps) or shard in ("gradients", "parameters"),
         overlap_param_gather=_on(get("overlap_param_gather"), overlaps) or shard == "parameters",
         tp_overlap=_tp_overlap(config, dialect),
@@ -267,12 +271,21 @@ def virtual_stages(config: RunConfig) -> int:
     return 1
 
 
-def _fp8_copies(config: RunConfig, impl: str) -> int:
+def _stored_in_fp8(config: RunConfig, dialect: Dialect) -> bool:
+    """Whether the weights that GEMMs read in fp8 exist in it alone."""
+    p = config.precision
+    if dialect == "megatron":
+        return bool(p.fp8_param_gather)
+    return p.fp8_format is not None and not kept_beside(config)
+
+
+def _fp8_copies(config: RunConfig, impl: str, dialect: Dialect) -> int:
     """Casts beside the weights: Transformer Engine keeps both layouts, Redline one where it is not asked."""
     p = config.precision
-    if p.fp8_format is None or impl == "local" or p.fp8_param_gather:  # the last: the weights are the casts
+    if p.fp8_format is None or impl == "local":
         return 0
-    return 1 + (impl == "transformer_engine" or p.keep_fp8_transpose_cache)
+    stored = _stored_in_fp8(config, dialect)  # then the weights are the casts
+    return 1 - stored + (p.keep_fp8_transpose_cache or (impl == "transformer_engine" and not stored))
 
 
 def _impl(asked: str, dialect: Dialect) -> str:

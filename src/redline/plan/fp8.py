@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from redline.choice import Choice
-from redline.config import PrecisionConfig
+from redline.config import PrecisionConfig, RunConfig
 from redline.errors import ConfigError
 from redline.formulas.fp8_sizes import FP8_MULTIPLES
 from redline.formulas.shape import ModelShape
 from redline.hardware import ADA, BLACKWELL, HOPPER, Hardware
 
 HEAD_MULTIPLE = FP8_MULTIPLES["tensorwise"]  # the head's scales are measured, by every recipe
+MEASURED_WHOLE = ("delayed", "tensorwise")  # recipes of one scale a tensor
 BESIDE_FP8 = "in bf16 beside fp8"  # the choice that names GEMMs which stay
 
 
@@ -44,9 +45,27 @@ def gemm_sites(shape: ModelShape) -> Iterator[tuple[str, int, int]]:
         yield f"layers.{layer}.mlp.fc2", shape.hidden, shape.ffn
 
 
-def plan_fp8(
-    config: PrecisionConfig, shape: ModelShape, hardware: Hardware, head_rows: int
-) -> Fp8Plan | None:
+def kept_beside(run: RunConfig) -> str:
+    """Why the weights of GEMMs in fp8 exist in 16 bits as well; "" where they do not."""
+    config = run.precision
+    if config.fp8_param_gather is False:
+        return "--no-fp8-param-gather"
+    if run.kernels.transformer_impl == "transformer_engine":
+        return "NVIDIA's modules cast them by themselves"
+    if config.fp8_recipe not in MEASURED_WHOLE:
+        return "with scales of blocks each layout is cast from them"
+    if run.optim.use_precision_aware_optimizer:
+        return "--use-precision-aware-optimizer: they are half of the main parameters"
+    return "--fp8-return-to-bf16: a GEMM may need them" if config.fp8_return_to_bf16 is not None else ""
+
+
+def turns_weights(config: PrecisionConfig) -> bool:
+    """Whether each backward pass transposes the weights of its GEMMs in fp8."""
+    kept = config.keep_fp8_transpose_cache or config.fp8_recipe not in MEASURED_WHOLE
+    return config.fp8_format is not None and not kept
+
+
+def plan_fp8(run: RunConfig, shape: ModelShape, hardware: Hardware, head_rows: int) -> Fp8Plan | None:
     """The sites of this run in fp8; None without `--fp8-format`.
 
     Args:
@@ -56,6 +75,7 @@ def plan_fp8(
     Raises: ConfigError where the card has no fp8 units, a pattern matches no site, none would run in fp8, or
         the head is to and cannot.
     """
+    config = run.precision
     if config.fp8_format is None:
         return None
     _require_units(config, hardware)
@@ -91,6 +111,16 @@ def plan_fp8(
             f"{len(sites)} of {total} GEMMs of the layers{head}; {where}",
         )
     ]
+    beside = kept_beside(run)
+    asked = {None: "auto", True: "fp8", False: "bf16"}[config.fp8_param_gather]
+    choices.append(
+        Choice(
+            "weights of GEMMs in fp8",
+            asked,
+            "in 16 bits too" if beside else "in fp8 alone",
+            beside or "the optimizer casts them from its main parameters",
+        )
+    )
     for reason, names in kept.items():
         choices.append(Choice(BESIDE_FP8, "fp8", "bf16", f"{_listed(names)}: {reason}"))
     return Fp8Plan(
@@ -98,10 +128,8 @@ def plan_fp8(
         weights,
         tuple(choices),
         head=head_rows * shape.hidden if config.fp8_output_proj else 0,
-        copies=1
-        if config.fp8_recipe in ("delayed", "tensorwise") and not config.keep_fp8_transpose_cache
-        else 2,
-        stored=config.fp8_param_gather,
+        copies=1 if turns_weights(config) else 2,
+        stored=not beside,
     )
 
 

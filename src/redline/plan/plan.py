@@ -156,7 +156,7 @@ def make_plan(config: RunConfig, hardware: Hardware, vocab_size: int, world_size
     _check_split(shape, grid.tp)
     precision = choose_precision(config.precision, hardware)
     dtypes = state_dtypes(precision.ran, config.precision, config.optim)
-    fp8 = plan_fp8(config.precision, shape.of_rank(grid.tp), hardware, shape.padded_vocab_size // grid.tp)
+    fp8 = plan_fp8(config, shape.of_rank(grid.tp), hardware, shape.padded_vocab_size // grid.tp)
     batch = plan_batch(config.train, grid.dp)
     parameters = count_parameters(shape)
     ranks = plan_data_parallel(config.parallel, config.overlap, dp=grid.dp, parameters=parameters.total)

@@ -67,19 +67,16 @@ def fp8_tp_overlap_method(config: RunConfig) -> Broken:
 
 
 @rule(
-    "fp8-gather-needs",
-    "fp8_param_gather",
+    "fp4-gather-needs",
     "fp4_param_gather",
     "use_distributed_optimizer",
     why="the main parameters live in the sharded optimizer.",
 )
-def fp8_gather_needs(config: RunConfig) -> Broken:
-    p = config.precision
-    if not (p.fp8_param_gather or p.fp4_param_gather) or config.parallel.use_distributed_optimizer:
+def fp4_gather_needs(config: RunConfig) -> Broken:
+    if not config.precision.fp4_param_gather or config.parallel.use_distributed_optimizer:
         return None
-    name = "fp8" if p.fp8_param_gather else "fp4"
     return (
-        f"--{name}-param-gather is given without --use-distributed-optimizer.",
+        "--fp4-param-gather is given without --use-distributed-optimizer.",
         "add --use-distributed-optimizer.",
     )
 

@@ -109,8 +109,9 @@ def transformer_engine_keeps_its_tensors(config: RunConfig) -> Broken:
 )
 def transformer_engine_casts_by_itself(config: RunConfig) -> Broken:
     cast = _beside(config, fp8_wgrad=True, fp8_interval=1, fp8_keep_bf16=(), fp8_emulate=False)
-    kept = _beside(config, fp8_output_proj=False, fp8_param_gather=False, keep_fp8_transpose_cache=False)
-    return cast or kept or _beside(config, fp8_stats_interval=None, fp8_return_to_bf16=None)
+    kept = _beside(config, fp8_output_proj=False, keep_fp8_transpose_cache=False)
+    alone = _beside(config, fp8_param_gather=None) if config.precision.fp8_param_gather else None
+    return cast or kept or alone or _beside(config, fp8_stats_interval=None, fp8_return_to_bf16=None)
 
 
 RULES = rules_of(globals())

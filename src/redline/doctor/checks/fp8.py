@@ -157,9 +157,8 @@ def fp8_gather(case: Case) -> Hit | None:
     precision, p = case.config.precision, case.config.parallel
     if not precision.fp8_format or precision.fp8_param_gather or not p.use_distributed_optimizer:
         return None
-    blocks = precision.fp8_recipe not in ("delayed", "tensorwise")
-    if (case.dp or 1) == 1 or (case.dialect == "redline" and blocks):
-        return None
+    if (case.dp or 1) == 1 or (case.dialect == "redline" and precision.fp8_param_gather is None):
+        return None  # Redline gathers them in 8 bits by itself, where that can be
     mend = Mend(values={"fp8_param_gather": True}, safe=False)
     return None if case.trifling(mend) else Hit(at="fp8_format", mend=mend)
 
