@@ -250,7 +250,7 @@ def test_fp8_copies_of_a_stage(capsys):
 
 @pytest.mark.parametrize("samples", ["1", "2", "4"])
 def test_training_in_fp8_holds_less_than_in_bf16(capsys, samples):
-    """In every batching: a byte a weight less, and what GEMMs keep; a copy beside the weights outweighed that."""
+    """In every batching: a byte a weight less, and what GEMMs keep. A copy beside weights outweighed that."""
     words = (
         "--preset llama3-8b --num-layers 8 --seq-length 8192 --global-batch-size 4 --bf16 --gpu h200 "
         f"--micro-batch-size {samples}"
