@@ -88,7 +88,10 @@ def embedding_choices() -> Iterator[tuple[str, dict[str, Any]]]:
     for cache in (("evict_first", ""), ("evict_first", "evict_first"), ("", "evict_first")):
         for rows in (1, 2):
             yield f"lookup: {rows} rows, eviction {cache}", {"GATHER_CACHE": cache, "GATHER_ROWS": rows}
-        yield f"runs: eviction {cache}", {"RUN_CACHE": cache}
+            yield (
+                f"runs: {2 * rows} rows a step, eviction {cache}",
+                {"RUN_CACHE": cache, "RUN_ROWS": 2 * rows},
+            )
     yield "sort: by PyTorch", {"RANK_TOKENS": 0}
     for tile, rows in ((512, 16), (1024, 32), (2048, 16), (2048, 32)):
         yield f"sort: tiles of {tile}, {rows} rows", {"RANK_TILE": tile, "RANK_ROWS": rows}

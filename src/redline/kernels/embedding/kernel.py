@@ -25,7 +25,7 @@ GATHER_CACHE = ("", "")  # eviction policies of what is read and of what is writ
 # columns are within 2%. 8 columns a thread are 16-byte loads of bf16.
 RUN_ROWS, RUN_BLOCK, RUN_COLUMNS = 4, 1024, 8
 RUN_REGISTERS: int | None = None  # what a thread is held to
-RUN_CACHE = ("", "")
+RUN_CACHE = ("", "")  # of the rows that a program reads once and of the one that it writes
 # Two launches sort the tokens: tiles of them by counting, then each looks for its place in the other tiles.
 # Beyond so many that is more work than a radix sort, whose 15 launches take 60 us on an H200.
 RANK_TOKENS = 65536
@@ -169,7 +169,7 @@ def _run_kernel(
         same, rows = _run_rows(entries_ptr, place, num_tokens, identity, more)
         while more:  # places are fetched a step ahead, so that a step waits for memory once
             dout_ptrs = dout_ptr + rows[:, None] * dout_stride + column[None, :]
-            found = tl.load(dout_ptrs, mask=same[:, None] & mask[None, :], other=0.0, eviction_policy=READ)
+            found = tl.load(dout_ptrs, mask=same[:, None] & mask[None, :], other=0.0)
             more = tl.sum(same.to(tl.int32), axis=0) == ROWS
             place += ROWS
             same, rows = _run_rows(entries_ptr, place, num_tokens, identity, more)
