@@ -82,13 +82,14 @@ def bias_activation(
 
     Raises: ShapeError when the shapes do not fit, ConfigError when impl="triton" cannot run.
     """
-    if not (x.dim() > 0 and x.shape[-1] > 0):
+    shape = x.shape
+    if not (shape and shape[-1] > 0):
         raise ShapeError(f"{op}: x {tuple(x.shape)} has no last dim to work on.")
-    if form.gated and x.shape[-1] % 2:
+    if form.gated and shape[-1] % 2:
         raise ShapeError(
             f"{op}: the last dim of x {tuple(x.shape)} is not even.", "it holds gate and up side by side."
         )
-    if not (bias is None or (bias.shape == x.shape[-1:] and bias.is_contiguous())):
+    if not (bias is None or (bias.shape == (shape[-1],) and bias.is_contiguous())):
         raise ShapeError(
             f"{op}: the bias does not fit x {tuple(x.shape)}.",
             "the bias is one contiguous vector as long as x's last dim.",

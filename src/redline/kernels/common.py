@@ -65,7 +65,8 @@ def operator(schema: str, launch: Callable[..., Any], fake: Callable[..., Any]) 
 
 
 @functools.cache
-def _why_not_on(device_type: str) -> str | None:
+def _why_not_on(device: torch.device | str) -> str | None:
+    device_type = torch.device(device).type
     if importlib.util.find_spec("triton") is None:
         return "the package triton is not installed"
     if device_type == "cuda":
@@ -77,9 +78,9 @@ def _why_not_on(device_type: str) -> str | None:
     return f"the tensors are on {device_type}, and Triton's kernels need an NVIDIA GPU"
 
 
-def why_not_on(device_type: str) -> str | None:
+def why_not_on(device: torch.device | str) -> str | None:
     """Why Triton cannot run a kernel on this type of device, or None. Triton itself says if it interprets."""
-    return _why_not_on(device_type)
+    return _why_not_on(device)
 
 
 # What torch.compiler.assume_constant_result does, but that imports torch._dynamo: 2 seconds of every start.
@@ -94,9 +95,9 @@ def why_not(x: Tensor, *others: Tensor | None) -> str | None:
             continue
         if tensor.dtype not in FUSED_DTYPES:
             return f"no fused kernel for {tensor.dtype} (bf16, fp16 and fp32 have one)"
-        if tensor.device != device:
+        if tensor is not x and tensor.device != device:
             return f"the tensors are on different devices ({device} and {tensor.device})"
-    return why_not_on(device.type)
+    return why_not_on(device)
 
 
 def use_triton(op: str, impl: Impl, reason: str | None) -> bool:

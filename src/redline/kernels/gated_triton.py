@@ -98,8 +98,9 @@ def _gated_bwd_kernel(
 
 def gated_forward(x: Tensor, bias: Tensor | None, kind: str, clamp: float | None, offset: float) -> Tensor:
     """act(gate) * (up + offset): x [..., 2F], bias [2F] or None -> y [..., F]; `kind` as in `activate`."""
-    cols = x.shape[-1] // 2
-    y = torch.empty((*x.shape[:-1], cols), dtype=x.dtype, device=x.device)
+    *outer, width = x.shape
+    cols = width // 2
+    y = x.new_empty(*outer, cols)
     if y.numel() == 0:
         return y
     x_rows = as_rows(x)

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from redline.kernels.common import ceil_div, next_power_of_2, on_device_of
+from redline.kernels.common import ceil_div, contiguous_like, next_power_of_2, on_device_of
 from redline.kernels.launch import launchable
 from redline.kernels.loss_spec import loss_spec
 from redline.kernels.loss_triton import (
@@ -106,7 +106,7 @@ def loss(
     """(loss_T, lse_T), fp32. Logits [T, >= vocab_size] of unit column stride; the rest contiguous."""
     spec = loss_spec(vocab_size, smoothing, z_loss)
     tokens, columns = logits_TV.shape
-    loss_T = torch.empty(tokens, dtype=torch.float32, device=logits_TV.device)
+    loss_T = logits_TV.new_empty(tokens, dtype=torch.float32)
     lse_T = torch.empty_like(loss_T)
     if tokens:
         tiles = row_tiles(columns, logits_TV.dtype, FORWARD_WARPS)
@@ -127,7 +127,7 @@ def statistics(
     """[4, T] fp32 of one shard: max, sum of exp(x - max), label logit (0 if elsewhere), sum of logits."""
     spec = loss_spec(vocab_size, smoothing, z_loss)
     tokens, columns = logits_TV.shape
-    stats_4T = torch.empty((4, tokens), dtype=torch.float32, device=logits_TV.device)
+    stats_4T = logits_TV.new_empty(4, tokens, dtype=torch.float32)
     if tokens:
         tiles = row_tiles(columns, logits_TV.dtype, FORWARD_WARPS)
         with on_device_of(logits_TV):
@@ -142,7 +142,7 @@ def statistics(
 
 def gradient(logits_TV: Tensor, *rest: Any) -> Tensor:
     """The gradient of the logits in a new tensor; arguments as of `gradient_`."""
-    grad_TV = torch.empty(logits_TV.shape, dtype=logits_TV.dtype, device=logits_TV.device)
+    grad_TV = contiguous_like(logits_TV)
     _write_gradient(logits_TV, grad_TV, *rest)
     return grad_TV
 

@@ -97,25 +97,26 @@ def cross_entropy(
 def _check(
     logits_TV: Tensor, labels_T: Tensor, weights_T: Tensor | None, spec: LossSpec, shard: VocabShard | None
 ) -> None:
+    shape_TV, shape_T = logits_TV.shape, labels_T.shape
     require(
-        logits_TV.dim() == 2 and labels_T.dim() == 1 and len(labels_T) == len(logits_TV),
+        len(shape_TV) == 2 and shape_T == (shape_TV[0],),
         "cross_entropy takes logits [T, V] and labels [T] of the same T.",
         mend="flatten both over the tokens.",
     )
     require(
-        weights_T is None or weights_T.shape == labels_T.shape,
+        weights_T is None or weights_T.shape == shape_T,
         "cross_entropy takes one weight a token.",
     )
     if shard is not None:
         require(
-            logits_TV.shape[1] == shard.size,
+            shape_TV[1] == shard.size,
             "cross_entropy: the logits are not this rank's shard of the vocabulary.",
             why="whole logits handed to the sharded loss would count every entry once a rank.",
             mend="pass the rank's own columns, or whole logits without a shard.",
         )
     else:
         require(
-            logits_TV.shape[1] >= spec.vocab_size,
+            shape_TV[1] >= spec.vocab_size,
             "cross_entropy: the logits have fewer columns than the vocabulary has entries.",
             mend="pass the whole logits, or say with a VocabShard which columns these are.",
         )

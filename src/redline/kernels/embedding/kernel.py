@@ -187,7 +187,7 @@ def gather(
 ) -> Tensor:  # fmt: skip
     """[*tokens.shape, H] in the weight's dtype. Ids contiguous, weights with unit column stride."""
     rows, hidden = weight_VH.shape
-    out = torch.empty((*tokens.shape, hidden), dtype=weight_VH.dtype, device=weight_VH.device)
+    out = weight_VH.new_empty(*tokens.shape, hidden)
     if out.numel():
         block = min(GATHER_BLOCK, next_power_of_2(hidden))
         position_stride, num_positions = 0, 0

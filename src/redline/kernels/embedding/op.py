@@ -70,8 +70,7 @@ def embedding(
     Returns: [*tokens.shape, H] in the weight's dtype, contiguous.
     Raises: ShapeError on shapes that do not fit; ConfigError when impl="triton" cannot run.
     """
-    rows = len(weight_VH)
-    vocab_size = rows if vocab_size is None else vocab_size
+    vocab_size = weight_VH.shape[0] if vocab_size is None else vocab_size
     _check(weight_VH, main_grad, tokens, positions, vocab_start, vocab_size)
     ids, position_weight, position_main_grad = None, None, None
     if positions is not None:
@@ -99,9 +98,9 @@ def _check(
     weight_VH: Tensor, main_grad: Tensor | None, tokens: Tensor, positions: Positions | None,
     vocab_start: int, vocab_size: int,
 ) -> None:  # fmt: skip
-    tables = [(weight_VH, main_grad)]
+    _check_table(weight_VH, main_grad)
     if positions is not None:
-        tables.append((positions.weight, positions.main_grad))
+        _check_table(positions.weight, positions.main_grad)
         require(
             positions.ids.shape == tokens.shape and positions.weight.shape[1] == weight_VH.shape[1],
             "embedding takes a position id a token, and word and position weights of one hidden size.",
@@ -112,12 +111,14 @@ def _check(
             why="the sum over the ranks would count them once a rank.",
             mend="add them after the sum.",
         )
-    for weight, target in tables:
-        require(weight.dim() == 2, "embedding takes a weight [V, H].")
-        require(
-            target is None or (target.shape == weight.shape and target.is_contiguous()),
-            "embedding: main_grad must be contiguous and of the weight's shape.",
-        )
+
+
+def _check_table(weight: Tensor, main_grad: Tensor | None) -> None:
+    require(weight.dim() == 2, "embedding takes a weight [V, H].")
+    require(
+        main_grad is None or (main_grad.shape == weight.shape and main_grad.is_contiguous()),
+        "embedding: main_grad must be contiguous and of the weight's shape.",
+    )
 
 
 def _fake_gather(tokens: Tensor, weight: Tensor, *_: Any) -> Tensor:

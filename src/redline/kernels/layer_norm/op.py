@@ -149,9 +149,9 @@ class AddLayerNormFn(torch.autograd.Function):
 
 
 def _check(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    size = x.shape[-1:]
-    fits = weight.shape == size and weight.is_contiguous() and size.numel() > 0 and x.dim() > 0
-    if not (fits and (bias is None or (bias.shape == size and bias.is_contiguous()))):
+    shape = x.shape
+    fits = shape and shape[-1] > 0 and weight.shape == (shape[-1],) and weight.is_contiguous()
+    if not (fits and (bias is None or (bias.shape == weight.shape and bias.is_contiguous()))):
         raise ShapeError(
             f"layer_norm: weight or bias does not fit x {tuple(x.shape)}.",
             "each is one contiguous vector as long as x's last dim.",

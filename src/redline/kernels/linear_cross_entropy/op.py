@@ -22,20 +22,19 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from redline.errors import RedlineError
-from redline.formulas.loss_chunks import logit_columns, loss_chunk_tokens
+from redline.formulas.loss_chunks import loss_chunk_tokens
 from redline.kernels.common import (
     Impl,
     accumulate_into,
     apply,
-    as_rows,
+    lazily,
     operator,
     require,
     use_triton,
     why_not,
 )
 from redline.kernels.cross_entropy import VocabShard
-from redline.kernels.linear_cross_entropy.accumulate import accumulate
-from redline.kernels.linear_cross_entropy.products import HeadProducts, MatrixProducts
+from redline.kernels.linear_cross_entropy.products import HeadProducts
 from redline.kernels.linear_cross_entropy.reference import linear_cross_entropy_reference
 from redline.kernels.linear_cross_entropy.sharded import launch_sharded
 from redline.kernels.loss_spec import LossSpec, add_z_part, loss_spec
@@ -93,7 +92,7 @@ def linear_cross_entropy(
     needs = record and hidden_TH.requires_grad, record and weight_VH.requires_grad
     if chunk_tokens is None:
         columns = spec.vocab_size if shard is None else shard.size
-        chunk_tokens = loss_chunk_tokens(len(hidden_TH), columns, hidden_TH.itemsize)
+        chunk_tokens = loss_chunk_tokens(hidden_TH.shape[0], columns, hidden_TH.itemsize)
     loss: Tensor = apply(
         LinearCrossEntropyFn, hidden_TH, weight_VH, labels_T, weights_T, main_grad if needs[1] else None,
         grad_scale, spec.as_args, chunk_tokens, needs, shard, products, z_total,
@@ -105,65 +104,25 @@ def _check(
     hidden_TH: Tensor, weight_VH: Tensor, labels_T: Tensor, weights_T: Tensor | None,
     spec: LossSpec, main_grad: Tensor | None, shard: VocabShard | None,
 ) -> None:  # fmt: skip
+    shape_TH, shape_VH = hidden_TH.shape, weight_VH.shape
     require(
-        hidden_TH.dim() == 2 and weight_VH.dim() == 2 and hidden_TH.shape[1] == weight_VH.shape[1],
+        len(shape_TH) == len(shape_VH) == 2 and shape_TH[1] == shape_VH[1],
         "linear_cross_entropy takes hidden states [T, H] and a weight [V, H] of the same H.",
         mend="flatten the hidden states over the tokens.",
     )
+    shape_T = labels_T.shape
     require(
-        labels_T.shape == hidden_TH.shape[:1] and (weights_T is None or weights_T.shape == labels_T.shape),
+        shape_T == (shape_TH[0],) and (weights_T is None or weights_T.shape == shape_T),
         "linear_cross_entropy takes one label and one weight a token.",
     )
     require(
-        weight_VH.shape[0] >= spec.vocab_size if shard is None else weight_VH.shape[0] == shard.size,
+        shape_VH[0] >= spec.vocab_size if shard is None else shape_VH[0] == shard.size,
         "linear_cross_entropy: the weight has fewer rows than the vocabulary, or than its share, has.",
     )
     require(
-        main_grad is None or main_grad.shape == weight_VH.shape,
+        main_grad is None or main_grad.shape == shape_VH,
         "linear_cross_entropy: main_grad and the weight differ in shape.",
     )
-
-
-def _launch(
-    hidden: Tensor, weight: Tensor, labels: Tensor, weights: Tensor | None, main_grad: Tensor | None,
-    grad_scale: Tensor | None, lse_T: Tensor | None, vocab_size: int, smoothing: float, z_loss: float,
-    chunk_tokens: int, needs_hidden: bool, needs_weight: bool, products: HeadProducts | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """(loss_T fp32, gradient of hidden, gradient of weight); empty where not needed or in main_grad.
-
-    The log-sum-exp of the tokens is written to lse_T, where it is given.
-    """
-    from redline.kernels.linear_cross_entropy.kernel import loss_and_gradient
-
-    spec = loss_spec(vocab_size, smoothing, z_loss)
-    hidden, labels = as_rows(hidden), labels.contiguous()
-    weights = None if weights is None else weights.contiguous()
-    tokens = len(hidden)
-    loss_T = torch.empty(tokens, dtype=torch.float32, device=hidden.device)
-    dhidden_TH = torch.empty_like(hidden) if needs_hidden else hidden.new_empty(0)
-    dweight_VH = main_grad
-    if dweight_VH is None and needs_weight:
-        one_chunk = tokens <= chunk_tokens
-        dweight_VH = torch.zeros_like(weight, dtype=weight.dtype if one_chunk else torch.float32)
-    width = logit_columns(vocab_size)  # of a row of the buffer
-    used_VH = weight[:width]
-    products = products or MatrixProducts(used_VH)
-    buffer_CV = hidden.new_empty(min(chunk_tokens, tokens), width)
-    for start in range(0, tokens, chunk_tokens):
-        chunk = slice(start, min(start + chunk_tokens, tokens))
-        hidden_CH, rows_CV = hidden[chunk], buffer_CV[: chunk.stop - start]
-        logits_CV = rows_CV[:, : len(used_VH)]
-        products.logits(hidden_CH, logits_CV)
-        loss_and_gradient(
-            rows_CV, labels[chunk], None if weights is None else weights[chunk], grad_scale,
-            loss_T[chunk], None if lse_T is None else lse_T[chunk], spec, needs_hidden or needs_weight,
-        )  # fmt: skip
-        if needs_hidden:
-            products.dhidden(logits_CV, dhidden_TH[chunk])
-        if dweight_VH is not None:
-            accumulate(dweight_VH[:width], logits_CV, hidden_CH)
-    returned = None if main_grad is not None else dweight_VH
-    return loss_T, dhidden_TH, weight.new_empty(0) if returned is None else returned.to(weight.dtype)
 
 
 def _fake(
@@ -179,6 +138,7 @@ def _fake(
     )
 
 
+_launch = lazily("redline.kernels.linear_cross_entropy.whole", "launch")
 _forward = operator(
     "linear_cross_entropy(Tensor hidden, Tensor weight, Tensor labels, Tensor? weights,"
     " Tensor(a!)? main_grad, Tensor? grad_scale, Tensor(b!)? lse, int vocab_size, float smoothing,"
@@ -199,7 +159,7 @@ class LinearCrossEntropyFn(torch.autograd.Function):
         shard: VocabShard | None, products: HeadProducts | None, z_total: Tensor | None,
     ) -> Tensor:  # fmt: skip
         tensors = hidden, weight, labels, weights, main_grad, grad_scale
-        lse_T = None if z_total is None else hidden.new_empty(len(hidden), dtype=torch.float32)
+        lse_T = None if z_total is None else hidden.new_empty(hidden.shape[0], dtype=torch.float32)
         if shard is not None:
             how = loss_spec(*spec), shard, chunk_tokens, needs, products
             loss_T, dhidden, dweight = launch_sharded(*tensors, lse_T, *how)

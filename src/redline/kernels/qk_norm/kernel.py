@@ -228,8 +228,8 @@ def forward(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """qkv [S, B, (N + 2G) D] contiguous -> the normalised q [S, B, N, D] and k [S, B, G, D]."""
     S, B, _ = qkv.shape
-    q = qkv.new_empty((S, B, num_heads, head_dim))
-    k = qkv.new_empty((S, B, num_groups, head_dim))
+    q = qkv.new_empty(S, B, num_heads, head_dim)
+    k = qkv.new_empty(S, B, num_groups, head_dim)
     if qkv.numel() == 0:
         return q, k
     config = head_config(num_heads, num_groups, head_dim)

@@ -19,7 +19,7 @@ def supports(qkv_SBX: Tensor, params: QKNormParams, head_dim: int) -> str | None
     """Why the kernel cannot take these tensors, or None."""
     if head_dim > MAX_HEAD_DIM:
         return f"a head of {head_dim} channels is longer than the kernel's {MAX_HEAD_DIM}"
-    return why_not(qkv_SBX, *params.flat()[:4])
+    return why_not(qkv_SBX, *params[:4])
 
 
 def _forward_fake(
@@ -68,6 +68,16 @@ _backward = operator(
 )
 
 
+def _values(qkv: Tensor, num_heads: int, num_groups: int, head_dim: int) -> Tensor:
+    """The view [S, B, G, D] of the last heads; in eager mode by one operator instead of two."""
+    S, B, width = qkv.shape
+    start = (num_heads + num_groups) * head_dim
+    if torch.compiler.is_compiling():  # a traced tensor's place in its storage is not that of the real one
+        return qkv.narrow(2, start, width - start).view(S, B, num_groups, head_dim)
+    strides = (B * width, width, head_dim, 1)
+    return qkv.as_strided((S, B, num_groups, head_dim), strides, qkv.storage_offset() + start)
+
+
 class QKNormFn(torch.autograd.Function):
     """Saves qkv and the vectors, no statistics; main grads ride on ctx as attributes.
 
@@ -79,20 +89,13 @@ class QKNormFn(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, qkv: Tensor, q_weight: Tensor | None, k_weight: Tensor | None, q_bias: Tensor | None,
-        k_bias: Tensor | None, q_weight_main_grad: Tensor | None, k_weight_main_grad: Tensor | None,
-        q_bias_main_grad: Tensor | None, k_bias_main_grad: Tensor | None, num_heads: int, num_groups: int,
-        head_dim: int, layer: bool, eps: float, zero_centered: bool,
+        k_bias: Tensor | None, main_grads: tuple[Tensor | None, ...], sizes: tuple[int, int, int],
+        form: tuple[bool, float, bool],
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-        vectors = (q_weight, k_weight, q_bias, k_bias)
-        outputs: tuple[Tensor, Tensor] = _forward(
-            qkv, *vectors, num_heads, num_groups, head_dim, layer, eps, zero_centered
-        )
-        ctx.save_for_backward(qkv, *vectors)
-        ctx.main_grads = (q_weight_main_grad, k_weight_main_grad, q_bias_main_grad, k_bias_main_grad)
-        ctx.form = (layer, eps, zero_centered)
-        S, B, width = qkv.shape
-        turned = (num_heads + num_groups) * head_dim
-        return *outputs, qkv.narrow(2, turned, width - turned).view(S, B, num_groups, head_dim)
+        ctx.save_for_backward(qkv, q_weight, k_weight, q_bias, k_bias)
+        ctx.main_grads, ctx.form = main_grads, form
+        q, k = _forward(qkv, q_weight, k_weight, q_bias, k_bias, *sizes, *form)
+        return q, k, _values(qkv, *sizes)
 
     @staticmethod
     @once_differentiable
@@ -103,7 +106,7 @@ class QKNormFn(torch.autograd.Function):
             None if vector is None or main_grad is not None else grad
             for vector, main_grad, grad in zip(vectors, ctx.main_grads, grads, strict=True)
         ]
-        return dqkv, *own, *(None,) * 10
+        return dqkv, *own, None, None, None
 
 
 def qk_norm(
@@ -128,29 +131,19 @@ def qk_norm(
         impl: "triton", "reference", or "auto" (the kernel where `supports` has no objection).
     Raises: ShapeError when shapes or parameters do not fit, ConfigError when impl="triton" cannot run.
     """
-    if not (
-        qkv_SBX.dim() == 3
-        and qkv_SBX.is_contiguous()
-        and qkv_SBX.shape[2] == (num_heads + 2 * num_groups) * head_dim
-    ):
+    shape, width = qkv_SBX.shape, (num_heads + 2 * num_groups) * head_dim
+    if not (len(shape) == 3 and shape[2] == width and qkv_SBX.is_contiguous()):
         raise ShapeError(
             f"qk_norm: qkv {tuple(qkv_SBX.shape)} does not fit heads {num_heads}/{num_groups} of {head_dim}.",
             "it is contiguous, and its last dim holds the q, then the k, then the v heads.",
         )
     _check_params(params, head_dim, kind)
     if use_triton("qk_norm", impl, supports(qkv_SBX, params, head_dim)):
-        q, k, v = apply(
-            QKNormFn,
-            qkv_SBX,
-            *params.flat(),
-            num_heads,
-            num_groups,
-            head_dim,
-            kind == "layer",
-            eps,
-            zero_centered,
+        sizes, form = (num_heads, num_groups, head_dim), (kind == "layer", eps, zero_centered)
+        outputs: tuple[Tensor, Tensor, Tensor] = apply(
+            QKNormFn, qkv_SBX, *params[:4], params[4:], sizes, form
         )
-        return q, k, v
+        return outputs
     return qk_norm_reference(qkv_SBX, params, num_heads, num_groups, head_dim, kind, eps, zero_centered)
 
 
@@ -167,7 +160,8 @@ def _check_params(params: QKNormParams, head_dim: int, kind: Kind) -> None:
             f"qk_norm: these weights and biases are not those of kind {kind!r}.",
             '"l2" has none, "rms" has two weights, "layer" has two weights and two biases or none.',
         )
-    if not (all(p is None or (p.shape == (head_dim,) and p.is_contiguous()) for p in params.flat())):
-        raise ShapeError(
-            f"qk_norm: a weight, bias or main grad is not one contiguous vector of head_dim = {head_dim}."
-        )
+    for vector in params:
+        if not (vector is None or (vector.shape == (head_dim,) and vector.is_contiguous())):
+            raise ShapeError(
+                f"qk_norm: a weight, bias or main grad is not one contiguous vector of head_dim = {head_dim}."
+            )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,8 +13,7 @@ Kind = Literal["rms", "layer", "l2"]
 KINDS = ("rms", "layer", "l2")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QKNormParams:
+class QKNormParams(NamedTuple):
     """The vectors [D] of a QK norm: none for kind "l2", weights for "rms", weights (and biases) for "layer".
 
     A `_main_grad` is a buffer [D] to which the gradient of that parameter is added; the parameter then gets
@@ -30,13 +28,6 @@ class QKNormParams:
     k_weight_main_grad: Tensor | None = None
     q_bias_main_grad: Tensor | None = None
     k_bias_main_grad: Tensor | None = None
-
-    def flat(self) -> tuple[Tensor | None, ...]:
-        """The four vectors, then their four main grads."""
-        return (  # written out: it is on the way of every call, and going through `fields` takes 4 us
-            self.q_weight, self.k_weight, self.q_bias, self.k_bias,
-            self.q_weight_main_grad, self.k_weight_main_grad, self.q_bias_main_grad, self.k_bias_main_grad,
-        )  # fmt: skip
 
 
 def head_norm_reference(

@@ -119,7 +119,8 @@ class AddRMSNormFn(torch.autograd.Function):
 
 
 def _check(x: Tensor, weight: Tensor) -> None:
-    if not (x.dim() > 0 and x.shape[-1] > 0 and weight.shape == x.shape[-1:] and weight.is_contiguous()):
+    shape = x.shape
+    if not (shape and shape[-1] > 0 and weight.shape == (shape[-1],) and weight.is_contiguous()):
         raise ShapeError(
             f"rms_norm: weight {tuple(weight.shape)} does not fit x {tuple(x.shape)}.",
             "the weight is one contiguous vector as long as x's last dim.",

@@ -87,19 +87,20 @@ class RotaryQKVFn(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, qkv: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None, interleaved: bool,
-        num_heads: int, num_groups: int, head_dim: int,
+        sizes: tuple[int, int, int],
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         ctx.save_for_backward(cos, sin, positions)
         ctx.interleaved = interleaved
+        num_heads, num_groups, head_dim = sizes
         _rotate_qkv(qkv, cos, sin, positions, interleaved, num_heads + num_groups, head_dim)
-        return split_qkv(qkv, num_heads, num_groups, head_dim)
+        return split_qkv(qkv, *sizes)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dq: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor | None, ...]:
         cos, sin, positions = ctx.saved_tensors
         dqkv = _merge_grad(dq, dk, dv, cos, sin, positions, ctx.interleaved)
-        return dqkv, None, None, None, None, None, None, None
+        return dqkv, None, None, None, None, None
 
 
 def _check(
@@ -112,27 +113,22 @@ def _check(
     positions_SB: Tensor | None,
     R2: int,
 ) -> None:
-    if not (
-        cos_PR.dim() == 2
-        and cos_PR.shape == sin_PR.shape
-        and cos_PR.is_contiguous()
-        and sin_PR.is_contiguous()
-    ):
+    shape = cos_PR.shape
+    fits = len(shape) == 2 and shape == sin_PR.shape and cos_PR.is_contiguous() and sin_PR.is_contiguous()
+    if not fits:
         raise ShapeError(
             f"{op}: cos {tuple(cos_PR.shape)} and sin {tuple(sin_PR.shape)} do not fit.",
             "each is one contiguous [P, R].",
         )
-    if not (0 < R2 <= head_dim and 2 * cos_PR.shape[1] == R2):
+    if not (0 < R2 <= head_dim and 2 * shape[1] == R2):
         raise ShapeError(
-            f"{op}: a table of {cos_PR.shape[1]} angles does not fit {R2} turned channels of {head_dim}.",
+            f"{op}: a table of {shape[1]} angles does not fit {R2} turned channels of {head_dim}.",
             "each pair of channels has one angle.",
             "build the table with rotary_dim / 2 columns.",
         )
     if positions_SB is None:
-        if not (cos_PR.shape[0] >= S):
-            raise ShapeError(
-                f"{op}: a table of {cos_PR.shape[0]} positions is too short for a sequence of {S}."
-            )
+        if not (shape[0] >= S):
+            raise ShapeError(f"{op}: a table of {shape[0]} positions is too short for a sequence of {S}.")
     else:
         if not (positions_SB.shape == (S, B) and not positions_SB.is_floating_point()):
             raise ShapeError(
@@ -196,12 +192,13 @@ def rotary_qkv(
         views of qkv where the kernel ran. Do not read qkv afterwards: autograd raises if something saved it.
     Otherwise as `rotary`.
     """
-    if not (qkv_SBX.dim() == 3 and qkv_SBX.shape[2] == (num_heads + 2 * num_groups) * head_dim):
+    shape = qkv_SBX.shape
+    if not (len(shape) == 3 and shape[2] == (num_heads + 2 * num_groups) * head_dim):
         raise ShapeError(
             f"rotary_qkv: {tuple(qkv_SBX.shape)} does not fit heads {num_heads}/{num_groups} of {head_dim}.",
             "its last dim holds the q, then the k, then the v heads.",
         )
-    S, B, _ = qkv_SBX.shape
+    S, B, _ = shape
     _check("rotary_qkv", S, B, head_dim, cos_PR, sin_PR, positions_SB, rotary_dim)
     if use_triton("rotary_qkv", impl, supports(qkv_SBX, cos_PR)):
         if not (qkv_SBX.is_contiguous() and not (qkv_SBX.is_leaf and qkv_SBX.requires_grad)):
@@ -210,9 +207,8 @@ def rotary_qkv(
             )
         if not torch.compiler.is_compiling():
             torch.autograd.graph.increment_version(qkv_SBX)
-        q, k, v = apply(
-            RotaryQKVFn, qkv_SBX, cos_PR, sin_PR, positions_SB, interleaved, num_heads, num_groups, head_dim
-        )
+        sizes = num_heads, num_groups, head_dim
+        q, k, v = apply(RotaryQKVFn, qkv_SBX, cos_PR, sin_PR, positions_SB, interleaved, sizes)
         return q, k, v
     q, k, v = split_qkv(qkv_SBX, num_heads, num_groups, head_dim)
     q, k = (rotary_reference(x, cos_PR, sin_PR, positions_SB, interleaved) for x in (q, k))
