@@ -155,7 +155,7 @@ def host_pieces() -> dict[str, float]:
     qkv = leaf.view(0, 2, 6144)
     weight = torch.ones(128, dtype=torch.bfloat16, device="cuda", requires_grad=True)
     plain, params = qkv.detach(), QKNormParams(q_weight=weight, k_weight=weight)
-    sizes, form = (32, 8, 128), (False, 1e-5, False)
+    form = (32, 8, 128, False, 1e-5, False)
 
     def divided() -> None:
         plain.view(0, 2, 48, 128).split_with_sizes((32, 8, 8), 2)
@@ -168,11 +168,12 @@ def host_pieces() -> dict[str, float]:
         "empty_like": lambda: torch.empty_like(plain),
         "view, split": divided,
         "narrow, view": lambda: plain.narrow(2, 5120, 1024).view(0, 2, 8, 128),
+        "as_strided": lambda: plain.as_strided((0, 2, 8, 128), (12288, 6144, 128, 1), 5120),
         "QKNormParams": lambda: QKNormParams(q_weight=weight, k_weight=weight),
         "qk_norm's support": lambda: qk_norm_op.supports(qkv, params, 128),
         "qk_norm's checks": lambda: qk_norm_op._check_params(params, 128, "rms"),
-        "qk_norm's launcher": lambda: qk_norm_op._forward(plain, *params[:4], *sizes, *form),
-        "qk_norm's Function": lambda: apply(qk_norm_op.QKNormFn, qkv, *params[:4], params[4:], sizes, form),
+        "qk_norm's launcher": lambda: qk_norm_op._forward(plain, *params[:4], *form),
+        "qk_norm's Function": lambda: apply(qk_norm_op.QKNormFn, qkv, *params[:4], params[4:], form),
         "qk_norm": lambda: qk_norm_op.qk_norm(qkv, params, num_heads=32, num_groups=8, head_dim=128),
     }
     found = {}

@@ -15,6 +15,7 @@ from redline.bench.gate import check, draw
 from redline.bench.kernels import FULL, QUICK, _load, all_passed, cases_of, cut, libraries, rooms
 from redline.cli.main import main
 from redline.errors import UsageError
+from redline.kernels.adamw import bench as adamw_bench
 from redline.kernels.bench_case import BenchCase, twins
 from redline.kernels.common import accumulate_into
 from redline.kernels.embedding import embedding
@@ -192,6 +193,15 @@ def test_adapted_inputs_are_the_same_numbers():
     assert torch.equal(whole.transpose(0, 1), qkv) and whole.is_contiguous() and whole.is_leaf
     empty = cut((qkv, cos, sin), 0)
     assert rope.inputs_of("liger", empty)[0].numel() == 0 and rope.inputs_of("quack", empty)[0].numel() == 0
+
+
+@pytest.mark.parametrize("case", adamw_bench.CASES, ids=lambda case: case.name)
+def test_what_an_optimizer_step_costs_the_host_is_asked_of_few_elements(monkeypatch, case):
+    monkeypatch.setattr(adamw_bench, "SIZE", 256)
+    for rows in (0, 1, 2):
+        state, hyper, factor = case.cut(draw(case, torch.device("cpu")), rows)
+        assert len(state.param) == 64 * rows and len(hyper.values) == 5
+        assert len(case.providers["eager"]()(state, hyper, factor)) == 64 * rows  # the parts still fit
 
 
 class TurnInPlace(torch.autograd.Function):

@@ -80,6 +80,13 @@ def test_no_worse_than_unfused(device, kind, dtype, S, B, N, G, D, zero_centered
         assert_no_worse(f, u, e, f"{name} {kind} {dtype}", ulps=16)
 
 
+def test_v_is_a_view_wherever_the_projection_lies(device):
+    N, G, D = 2, 1, 8
+    qkv = torch.randn(4, 3, (N + 2 * G) * D, device=device)[1:]  # not at the start of its storage
+    v = qk_norm(qkv, QKNormParams(), num_heads=N, num_groups=G, head_dim=D, kind="l2", impl="triton")[2]
+    assert v.data_ptr() == qkv[..., -D:].data_ptr() and torch.equal(v.flatten(2), qkv[..., -D:])
+
+
 @pytest.mark.parametrize("impl", ["triton", "reference"])
 def test_main_grads_with_two_forwards_in_flight(device, impl):
     N, G, D = 3, 2, 16

@@ -227,7 +227,7 @@ def host_seconds(
     Without a row nothing is launched (but by providers that launch an empty grid); with one, everything is.
     """
     try:
-        inputs = case.inputs_of(name, cut(draw(case, device), rows))
+        inputs = case.inputs_of(name, (case.cut or cut)(draw(case, device), rows))
         for _ in range(10):
             provider(*inputs)
         torch.cuda.synchronize()

@@ -35,6 +35,8 @@ class BenchCase:
         quick: whether a quick run takes this case too, besides the room's first one.
         adapted: name -> what that library's provider takes in place of the inputs: the same numbers, laid out
             as it wants them, so that no copy of theirs is timed against a kernel that needs none.
+        cut: (inputs, rows) -> the inputs with so many rows left, to measure the host's time; None where those
+            are the tensors as long as the first one.
     """
 
     op: str
@@ -48,6 +50,7 @@ class BenchCase:
     gradient_roundings: int = 1
     quick: bool = False
     adapted: Mapping[str, Callable[..., tuple[Any, ...]]] = field(default_factory=dict)
+    cut: Callable[[Sequence[Any], int], tuple[Any, ...]] | None = None
 
     def inputs_of(self, provider: str, inputs: Sequence[Any]) -> tuple[Any, ...]:
         """What this provider is called with."""

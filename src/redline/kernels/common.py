@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from redline.errors import ConfigError, ShapeError
 
@@ -41,7 +42,7 @@ def lazily(module: str, name: str) -> Callable[..., Any]:
 
 def apply(function: type[torch.autograd.Function], *args: Any) -> Any:
     """`function.apply(*args)`, in eager mode without its Python layer for functorch: 2 us of 9 on a host."""
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+    if is_compiling() or torch._C._are_functorch_transforms_active():
         return function.apply(*args)
     return super(torch.autograd.Function, function).apply(*args)  # type: ignore[misc]
 
@@ -59,7 +60,7 @@ def operator(schema: str, launch: Callable[..., Any], fake: Callable[..., Any]) 
     op = getattr(torch.ops.redline, name).default
 
     def call(*args: Any) -> Any:
-        return op(*args) if torch.compiler.is_compiling() else launch(*args)
+        return op(*args) if is_compiling() else launch(*args)
 
     return call
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from redline.formulas.state import CODE_BLOCK
 from redline.kernels.adamw.codes import encode
 from redline.kernels.adamw.op import FlatState, Hyper, adamw_, adamw_hyper
 from redline.kernels.adamw.reference import split_main
@@ -37,6 +42,16 @@ def _torch() -> Provider:
     return step
 
 
+def _cut(inputs: Sequence[Any], rows: int) -> tuple[Any, ...]:
+    """The state of the first `rows` blocks of elements; a block has one top, where moments have 8 bits."""
+    state, *rest = inputs
+    left: dict[str, Tensor] = {}
+    for name in (each.name for each in fields(state)):
+        tensor, length = getattr(state, name), rows if name.endswith("_top") else rows * CODE_BLOCK
+        left[name] = tensor if tensor is None else tensor[:length]
+    return FlatState(**left), *rest
+
+
 def _case(name: str, bytes_each: float, main: str, moments: torch.dtype) -> BenchCase:
     def make_inputs(device: torch.device, dtype: torch.dtype) -> tuple[FlatState, Hyper, Tensor]:
         values = torch.randn(SIZE, device=device)
@@ -65,6 +80,7 @@ def _case(name: str, bytes_each: float, main: str, moments: torch.dtype) -> Benc
         providers=twins(_fused, _eager, **libraries),
         bytes_forward=round(bytes_each * SIZE),
         dtype=torch.float32 if main == "none" else torch.bfloat16,
+        cut=_cut,
     )
 
 

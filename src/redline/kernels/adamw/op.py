@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from redline.errors import ShapeError
 from redline.formulas.state import CODE_BLOCK
 from redline.kernels.adamw.codes import WORD, salt_of
 from redline.kernels.adamw.reference import (
@@ -99,13 +100,14 @@ def make_segments(
 
 def supports(state: FlatState) -> str | None:
     """Why the kernel cannot update this buffer, or None."""
-    codes = {id(tensor) for tensor, _ in coded_moments(state)}
-    for tensor in (state.param, state.grad, state.exp_avg, state.exp_avg_sq, state.main):
-        if tensor is None or id(tensor) in codes or (tensor is state.main and tensor.dtype == torch.int16):
-            continue
-        if tensor.dtype not in FUSED_DTYPES:
-            return f"no fused kernel for {tensor.dtype} (bf16, fp16 and fp32 have one)"
-    return why_not_on(state.param.device.type)
+    dtypes = [state.param.dtype, state.grad.dtype]
+    dtypes += [moment.dtype for moment, top in _moments(state) if top is None]
+    if state.main is not None and state.main.dtype != torch.int16:
+        dtypes.append(state.main.dtype)
+    for dtype in dtypes:
+        if dtype not in FUSED_DTYPES:
+            return f"no fused kernel for {dtype} (bf16, fp16 and fp32 have one)"
+    return why_not_on(state.param.device)
 
 
 def adamw_(
@@ -140,26 +142,28 @@ def adamw_(
     )  # fmt: skip
 
 
-def coded_moments(state: FlatState) -> list[tuple[Tensor, Tensor]]:
-    """(codes, tops) of the moments that are stored in 8 bits."""
-    pairs = ((state.exp_avg, state.exp_avg_top), (state.exp_avg_sq, state.exp_avg_sq_top))
-    return [(codes, top) for codes, top in pairs if top is not None]
+def _moments(state: FlatState) -> tuple[tuple[Tensor, Tensor | None], ...]:
+    """Both moments; one that is stored in 8 bits has tops beside its codes."""
+    return (state.exp_avg, state.exp_avg_top), (state.exp_avg_sq, state.exp_avg_sq_top)
 
 
 def _check(state: FlatState, segments: Segments | None) -> None:
     shape = state.param.shape
-    for codes, top in coded_moments(state):
-        fits = codes.dtype == torch.uint8 and top.dtype == torch.int16 and top.is_contiguous()
-        require(
-            fits and len(codes) == CODE_BLOCK * len(top),
-            f"adamw: {len(top)} {top.dtype} tops do not fit {len(codes)} codes of {codes.dtype}.",
-            why=f"moments in 8 bits are uint8, with an int16 for each {CODE_BLOCK}.",
-        )
-    for tensor in (state.param, state.grad, state.exp_avg, state.exp_avg_sq, state.main):
-        if tensor is not None and not (
-            tensor.dim() == 1 and tensor.shape == shape and tensor.is_contiguous()
+    for codes, top in _moments(state):
+        if top is not None and not (
+            codes.dtype == torch.uint8
+            and top.dtype == torch.int16
+            and top.is_contiguous()
+            and codes.numel() == CODE_BLOCK * top.numel()
         ):
-            require(False, f"adamw takes contiguous 1-d buffers of one length, got {tuple(tensor.shape)}.")
+            raise ShapeError(
+                f"adamw: {len(top)} {top.dtype} tops do not fit {len(codes)} codes of {codes.dtype}.",
+                why=f"moments in 8 bits are uint8, with an int16 for each {CODE_BLOCK}.",
+            )
+    flat = len(shape) == 1
+    for tensor in (state.param, state.grad, state.exp_avg, state.exp_avg_sq, state.main):
+        if tensor is not None and not (flat and tensor.shape == shape and tensor.is_contiguous()):
+            raise ShapeError(f"adamw takes contiguous 1-d buffers of one length, got {tuple(tensor.shape)}.")
     if state.main is not None and state.main.dtype == torch.int16:
         require(
             state.param.dtype == torch.bfloat16,

@@ -35,7 +35,7 @@ def backward(
 
     dx has x's dtype, and is the gradient of the sum (so of x and of the residual) where `dsum` is given.
     """
-    dweight = weight.new_empty(weight.shape if main_grad is None else 0)
+    dweight = torch.empty_like(weight) if main_grad is None else weight.new_empty(0)
     dbias = weight.new_empty(0) if bias is None or bias_main_grad is not None else torch.empty_like(bias)
     targets = (
         dweight if main_grad is None else main_grad,

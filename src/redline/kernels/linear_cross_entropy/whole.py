@@ -1,4 +1,4 @@
-"""Projection and loss in chunks where the head is whole on this rank: op.py says what is walked, and why so."""
+"""Projection and loss in chunks where the head is whole on this rank: op.py says what is walked, and why."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.compiler import is_compiling
 
 from redline.errors import ShapeError
 from redline.kernels.common import Impl, apply, lazily, operator, use_triton, why_not
@@ -72,7 +73,7 @@ def _values(qkv: Tensor, num_heads: int, num_groups: int, head_dim: int) -> Tens
     """The view [S, B, G, D] of the last heads; in eager mode by one operator instead of two."""
     S, B, width = qkv.shape
     start = (num_heads + num_groups) * head_dim
-    if torch.compiler.is_compiling():  # a traced tensor's place in its storage is not that of the real one
+    if is_compiling():  # a traced tensor's place in its storage is not that of the real one
         return qkv.narrow(2, start, width - start).view(S, B, num_groups, head_dim)
     strides = (B * width, width, head_dim, 1)
     return qkv.as_strided((S, B, num_groups, head_dim), strides, qkv.storage_offset() + start)
@@ -89,24 +90,24 @@ class QKNormFn(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, qkv: Tensor, q_weight: Tensor | None, k_weight: Tensor | None, q_bias: Tensor | None,
-        k_bias: Tensor | None, main_grads: tuple[Tensor | None, ...], sizes: tuple[int, int, int],
-        form: tuple[bool, float, bool],
+        k_bias: Tensor | None, main_grads: tuple[Tensor | None, ...],
+        form: tuple[int, int, int, bool, float, bool],
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         ctx.save_for_backward(qkv, q_weight, k_weight, q_bias, k_bias)
         ctx.main_grads, ctx.form = main_grads, form
-        q, k = _forward(qkv, q_weight, k_weight, q_bias, k_bias, *sizes, *form)
-        return q, k, _values(qkv, *sizes)
+        q, k = _forward(qkv, q_weight, k_weight, q_bias, k_bias, *form)
+        return q, k, _values(qkv, *form[:3])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dq: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor | None, ...]:
         qkv, *vectors = ctx.saved_tensors
-        dqkv, *grads = _backward(dq, dk, dv, qkv, *vectors, *ctx.main_grads, *ctx.form)
+        dqkv, *grads = _backward(dq, dk, dv, qkv, *vectors, *ctx.main_grads, *ctx.form[3:])
         own = [
             None if vector is None or main_grad is not None else grad
             for vector, main_grad, grad in zip(vectors, ctx.main_grads, grads, strict=True)
         ]
-        return dqkv, *own, None, None, None
+        return dqkv, *own, None, None
 
 
 def qk_norm(
@@ -139,11 +140,9 @@ def qk_norm(
         )
     _check_params(params, head_dim, kind)
     if use_triton("qk_norm", impl, supports(qkv_SBX, params, head_dim)):
-        sizes, form = (num_heads, num_groups, head_dim), (kind == "layer", eps, zero_centered)
-        outputs: tuple[Tensor, Tensor, Tensor] = apply(
-            QKNormFn, qkv_SBX, *params[:4], params[4:], sizes, form
-        )
-        return outputs
+        form = (num_heads, num_groups, head_dim, kind == "layer", eps, zero_centered)
+        q, k, v = apply(QKNormFn, qkv_SBX, *params[:4], params[4:], form)
+        return q, k, v
     return qk_norm_reference(qkv_SBX, params, num_heads, num_groups, head_dim, kind, eps, zero_centered)
 
 
@@ -160,8 +159,9 @@ def _check_params(params: QKNormParams, head_dim: int, kind: Kind) -> None:
             f"qk_norm: these weights and biases are not those of kind {kind!r}.",
             '"l2" has none, "rms" has two weights, "layer" has two weights and two biases or none.',
         )
+    shape = (head_dim,)
     for vector in params:
-        if not (vector is None or (vector.shape == (head_dim,) and vector.is_contiguous())):
+        if not (vector is None or (vector.shape == shape and vector.is_contiguous())):
             raise ShapeError(
                 f"qk_norm: a weight, bias or main grad is not one contiguous vector of head_dim = {head_dim}."
             )

@@ -33,7 +33,7 @@ def backward(
 
     dx has x's dtype, and is the gradient of the sum (so of x and of the residual) where `dsum` is given.
     """
-    dweight = weight.new_empty(weight.shape if main_grad is None else 0)
+    dweight = torch.empty_like(weight) if main_grad is None else weight.new_empty(0)
     target = dweight if main_grad is None else main_grad
     given = (main_grad is not None, False)
     return norm_backward(dy, dsum, x, weight, None, rstd, target, None, given, zero_centered), dweight
