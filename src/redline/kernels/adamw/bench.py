@@ -45,7 +45,7 @@ def _torch() -> Provider:
 def _cut(inputs: Sequence[Any], rows: int) -> tuple[Any, ...]:
     """The state of the first `rows` blocks of elements; a block has one top, where moments have 8 bits."""
     state, *rest = inputs
-    left: dict[str, Tensor] = {}
+    left: dict[str, Any] = {}
     for name in (each.name for each in fields(state)):
         tensor, length = getattr(state, name), rows if name.endswith("_top") else rows * CODE_BLOCK
         left[name] = tensor if tensor is None else tensor[:length]
