@@ -36,6 +36,7 @@ def _both(shapes: list[tuple[int, int, int]], groups: tuple[int, ...], evict: tu
 
 
 BACKWARD = [(64, 64, 4), (64, 128, 8), (64, 64, 8), (32, 128, 4), (128, 64, 8), (128, 128, 16), (32, 64, 2)]
+HELD = [((64, 64, 4), 72), ((64, 64, 4), 64), ((64, 128, 8), 80), ((32, 128, 4), 80), ((128, 64, 8), 80)]
 TURNS = [(64, 128, 4), (128, 64, 4), (64, 64, 4), (64, 128, 8), (128, 128, 8), (128, 128, 16), (128, 64, 8)]
 BYTES = [
     (128, 128, 4),
@@ -51,6 +52,7 @@ STAGED = [(8, 4, 2), (8, 4, 3), (8, 4, 4), (16, 2, 4), (16, 3, 2), (16, 3, 3), (
 VARIANTS: dict[str, list[Tile]] = {  # what is tried on each case of bench.CASES, after the tile in use
     "activation backward": [
         *_both(BACKWARD, (1, 8), ("",)),
+        *(Tile(*s, words=True, registers=r) for s, r in HELD),
         *_both(BACKWARD[:4], (1, 8), EVICT[1:]),
     ],
     "transpose": [*_both(BYTES, (1, 8), ("",)), *_both(BYTES, (8,), EVICT[1:])],

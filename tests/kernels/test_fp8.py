@@ -80,6 +80,15 @@ def test_cast_takes_strides_and_leaves_out_what_nobody_wants(device):
     assert q.numel() == 0 and same(qt, reference.cast(x, one(device, 8.0), amax, E4M3, True, True)[1])
 
 
+def test_rows_far_apart_are_brought_together(device):
+    """Inside a tile offsets have 32 bits."""
+    x = torch.empty_strided((3, 16), (1 << 23, 1), dtype=torch.bfloat16, device=device)
+    x.copy_(tensor(device, 3, 16))
+    found = fp8.cast(x, one(device, 8.0), one(device, 0.0), E4M3, True, True, True)
+    wanted = reference.cast(x, one(device, 8.0), one(device, 0.0), E4M3, True, True)
+    assert all(map(same, found, wanted))
+
+
 def test_values_out_of_range_saturate_and_nan_stays(device, way):
     """B037: zeros stay zeros at any scale; denormals and infinities give finite results."""
     x = torch.tensor([[0.0, -0.0, 1e-38, 1e30, -1e30, torch.inf, torch.nan, 448.0]], device=device)
@@ -119,7 +128,7 @@ def test_every_order_of_tiles_takes_each_once(device, monkeypatch, group, per_sm
     for name in ("cast both", "transpose"):
         several = 0 if name == "transpose" or words else per_sm
         monkeypatch.setitem(kernel.TILES, name, kernel.Tile(16, 32, 4, several, group, evict, words=words))
-    monkeypatch.setattr(kernel, "num_sms", lambda _: 2)
+    monkeypatch.setattr("redline.kernels.fp8.tiles.num_sms", lambda _: 2)
     x, weight, s = tensor(device, 107, 70), tensor(device, 1, 70, 1)[0], one(device, 8.0)
     want, want_t = reference.cast(x, s, one(device, 0.0), E4M3, True, True)
     for columns in (False, True):

@@ -210,11 +210,17 @@ def _activation_cast_bwd_kernel(
             tl.store(target + cols, tl.sum(sum_1, axis=0), mask=col < cols)
 
 
+def _near_rows(x: Tensor) -> Tensor:
+    """As as_rows. Offsets inside a tile have 32 bits: a view whose rows lie 2^23 values apart is copied."""
+    x = as_rows(x)
+    return x if x.stride(0) < 1 << 23 else x.contiguous()
+
+
 def cast(
     x: Tensor, scale: Tensor, amax: Tensor, dtype: torch.dtype, rows_wanted: bool, columns_wanted: bool
 ) -> tuple[Tensor, Tensor]:
     """(q [T, C], q^T [C, T']) of x [T, C]; what is not wanted is empty. `amax` [1] is raised in place."""
-    x = as_rows(x)
+    x = _near_rows(x)
     rows, cols = x.shape
     q = torch.empty((rows, cols) if rows_wanted else (0,), dtype=dtype, device=x.device)
     qt = torch.empty((cols, padded(rows)) if columns_wanted else (0,), dtype=dtype, device=x.device)
@@ -237,7 +243,7 @@ def cast(
 
 def transpose(q: Tensor) -> Tensor:
     """[T, C] -> [C, T'], padded with zeros."""
-    q = as_rows(q)
+    q = _near_rows(q)
     rows, cols = q.shape
     qt = torch.empty((cols, padded(rows)), dtype=q.dtype, device=q.device)
     if q.numel() == 0:
@@ -331,7 +337,7 @@ def activation_cast_backward(
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(dx in fp8 [T, X], transposed [X, T'], dbias [X]); dbias is empty without one or with main_grad."""
-    x, dy = as_rows(x), as_rows(dy)
+    x, dy = _near_rows(x), _near_rows(dy)
     (rows, width), cols = x.shape, dy.shape[1]
     q = torch.empty((rows, width), dtype=dtype, device=x.device)
     wanted = bias is not None and main_grad is None
@@ -351,6 +357,7 @@ def activation_cast_backward(
                 dy, x, bias, scale, amax, q, qt, partial, rows, cols, dy.stride(0), x.stride(0), qt.shape[1],
                 splits, kind, gated, clamp, offset, limit_of(dtype, x), tile.evict, tile.rows, tile.cols,
                 tile.group, num_warps=tile.warps if bias is None else 2 * tile.warps,  # sums take registers
+                maxnreg=tile.registers if bias is None else None,
             )  # fmt: skip
         else:
             _activation_cast_bwd_kernel[(strips * splits,)](

@@ -17,6 +17,7 @@ class Tile:
         group: tiles are taken by rows of so many: what these write transposed then lies side by side.
         evict: what the L2 cache is told of the input, which is read once: "evict_first", or nothing.
         stages: above 1, how many tiles a program that takes several has under way in shared memory.
+        registers: what a thread of the activation's backward is held to, unless it adds up a bias.
         words: both layouts from registers, four rows to a word (turned.py), not by a transpose of bytes.
     """
 
@@ -28,6 +29,7 @@ class Tile:
     evict: str = ""
     stages: int = 1
     words: bool = False
+    registers: int | None = None
 
     def within(self, cols: int) -> Tile:
         """The same number of elements, over no more columns than there are."""
