@@ -18,10 +18,12 @@ from model_cases import (
     run_loss,
     saved_tensors,
 )
+from torch import nn
 from torch._dynamo.utils import counters
 
 from redline.attention import MaskSpec
 from redline.build import CompileLog, compile, compile_blocks, compile_failure_explained
+from redline.build.nested_tags import mark_inside
 from redline.config import Environment
 from redline.errors import ConfigError, TrainingError
 from redline.formulas.activations import MicrobatchShape, saved_by_layer, total_bytes
@@ -165,7 +167,8 @@ def test_modules_are_dropped_and_made_again(
 ) -> None:
     """The bits of blocks that keep everything, B029's dropout included, and no more bytes than formulas say.
 
-    Those leave out vectors; a compiled block also keeps what all layers share, angles and keys of dropout.
+    Those leave out vectors. A compiled block also keeps what layers share, angles and keys of dropout, and
+    under PyTorch 2.11 the counters of a plain dropout's mask. Any activation is larger than all these.
     """
     shape = make_shape(kind, num_layers=LAYERS, **DROPS)
     eager, model = twins(shape, torch.float64, "cpu", None, selective(modules), "unfused")
@@ -190,6 +193,7 @@ def test_modules_are_dropped_and_made_again(
     shared = [dropout.keys, dropout.iteration, dropout.sample_index_B]
     shared += [] if rope is None else [rope.cos_SP, rope.sin_SP]
     left_out = 8 * 4 * (shape.hidden + shape.head_dim) + sum(each.nbytes for each in shared)
+    left_out += 8 * 11 * ((2 + 1) * shape.hidden // 4 + 1)  # counters: a sample's, a row's, a place
     assert kept[1] - total_bytes(saved_by_layer(shape, micro)) <= left_out < kept[0] - kept[1]
 
 
@@ -334,3 +338,24 @@ def test_a_graph_break_is_an_error(environment: Environment, monkeypatch: pytest
 def test_other_errors_pass() -> None:
     with pytest.raises(ZeroDivisionError), compile_failure_explained():
         _ = 1 / 0
+
+
+def test_marks_reach_into_functions() -> None:
+    """PyTorch 2.11 marks a Function's node alone; the graph of its forward is what the partitioner reads."""
+    tail = torch.fx.symbolic_trace(lambda x: x.sin())
+    backward = torch.fx.symbolic_trace(lambda x: x.cos())
+    inside, outside = torch.fx.Graph(), torch.fx.Graph()
+    root = nn.Module()
+    root.tail, root.backward = tail, backward
+    for graph in (inside, outside):
+        x = graph.placeholder("x")
+        function = graph.get_attr("tail"), graph.get_attr("backward")
+        node = graph.call_function(torch.ops.higher_order.autograd_function_apply, (*function, x))
+        graph.output(graph.call_function(torch.neg, (node,)))
+        if graph is inside:
+            node.meta |= {"recompute": "again", "ac_graph_id": 3}
+    mark_inside(torch.fx.GraphModule(root, outside))
+    assert not any("recompute" in node.meta for node in tail.graph.nodes)
+    mark_inside(torch.fx.GraphModule(root, inside))
+    assert all(node.meta["ac_graph_id"] == 3 for node in tail.graph.nodes)
+    assert not any("recompute" in node.meta for node in backward.graph.nodes), "it runs once"

@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from redline.attention import Attention, is_sdpa
+from redline.build.nested_tags import marks_inside
 from redline.choice import Choice
 from redline.config import Environment
 from redline.errors import ConfigError, TrainingError
@@ -115,7 +116,8 @@ def announced(backend: str, log: CompileLog, say: Callable[[str], object]) -> Ba
         name = f"graph {len(log.graphs) + 1}, for {'training' if training else 'evaluation'}"
         say(f"compiling a block: {name}; the first time this can take a minute or more.")
         started = time.perf_counter()
-        compiled: Callable[..., Any] = compiler(graph, inputs)
+        with marks_inside():
+            compiled: Callable[..., Any] = compiler(graph, inputs)
         log.graphs.append((training, time.perf_counter() - started))
         say(f"compiled: {name}, in {format_duration(log.graphs[-1][1])}.")
         return compiled
