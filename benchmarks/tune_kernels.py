@@ -113,9 +113,13 @@ def choices() -> Iterator[Choice]:
             for warps in (16, 32):
                 what = f"backward: {elements} elements a thread, {warps} warps an SM"
                 yield op, what, "norm_triton", {"backward_config": _rows(elements, warps)}
-        for tile, warps in ((4096, 4), (8192, 8), (16384, 8)):
+        for tile, warps in ((4096, 4), (4096, 16), (8192, 8), (16384, 8)):
             tiles = lambda cols, t=tile, w=warps: TileConfig(max(1, t // cols), next_power_of_2(cols), w)  # noqa: E731
             yield op, f"forward: tile {tile}, {warps} warps", "norm_triton", {"forward_config": tiles}
+    for op, module in (("bias_squared_relu", "ungated_triton"), ("bias_swiglu", "gated_triton")):
+        for tile, warps in ((1024, 2), (1024, 4), (2048, 8), (4096, 8)):
+            tiles = lambda cols, t=tile, w=warps: TileConfig(1, min(t, next_power_of_2(cols)), w)  # noqa: E731
+            yield op, f"tile {tile}, {warps} warps", module, {"tile_config": tiles}
     for programs in (6, 7):
         both = {False: programs, True: programs}
         yield "qk_norm", f"{programs} programs an SM", "qk_norm.kernel", {"PROGRAMS_PER_SM": both}
