@@ -47,8 +47,8 @@ from redline.step import StopConditions, train
 from redline.step.loop import Action
 from redline.step.profile import Captured, StepProfiler, TorchCapture, Window
 
-WARMUP, TIMED = 3, 6
-NUM_STEPS = WARMUP + TIMED + 2  # the last one is captured, the one before warms the tracer up
+WARMUP, TIMED, PROFILED = 3, 6, 3  # steps; who waits for whom differs from one to the next
+NUM_STEPS = WARMUP + TIMED + 1 + PROFILED  # the last ones are captured, the one before warms the tracer up
 START_S = {"cuda": 60, "cpu": 180}  # until a run that is to be killed has some checkpoints
 ROW_S = {"equal": 60, "steps": 50, "links": 60, "watch": 60}
 LOSSES = ("dp", "tp", "collective", "launch", "synchronisation", "copies", "gemm", "attention")
@@ -116,10 +116,10 @@ def steps(job: Job, sizes: Sizes) -> None:
 
 
 def measured(job: Job, words: str, environment: Environment) -> Row:
-    """Timed steps of a run of these words, and the ledger of one more."""
+    """Timed steps of a run of these words, and the ledger of some more."""
     run = opened(job, words, environment)
     step, outcomes, captured = run.make_step(), [], []
-    window = Window(NUM_STEPS, NUM_STEPS, TorchCapture(run.device, captured.append))
+    window = Window(NUM_STEPS - PROFILED + 1, NUM_STEPS, TorchCapture(run.device, captured.append))
     with closing(run.batches()) as batches:
         keep = Action("keep", 1, outcomes.append)
         profiler = StepProfiler(step, [window])
@@ -147,7 +147,7 @@ def measured(job: Job, words: str, environment: Environment) -> Row:
 
 
 def accounts(run: OpenRun, captured: Captured, flops: float) -> Row:
-    """What each rank's ledger says of the captured step; a collective's ms are those that nothing hid."""
+    """What each rank's ledger says of a captured step; a collective's ms are those that nothing hid."""
     hardware, precision = run.hardware, run.plan.precision
     reference = Reference(
         device=hardware.name,
@@ -163,7 +163,7 @@ def accounts(run: OpenRun, captured: Captured, flops: float) -> Row:
     sent: Counter[str] = Counter()  # ms on the device, hidden or not
     for each in trace.device:
         if any(word in each.name.lower() for word in ("nccl", "barrier", "memcpy dtod", "memcpy ptop")):
-            sent[each.name.split("(")[0][:60]] += (each.end - each.start) / 1e6
+            sent[each.name.split("(")[0][:60]] += (each.end - each.start) / 1e6 / PROFILED
     account = take_account(trace, reference)
     joined = join_ranks(every(run.groups.control, lambda: account))
     # A rank that is early waits in its collectives: the least of the ranks is what the sending takes.
