@@ -255,7 +255,7 @@ def cut(inputs: Sequence[Any], rows: int) -> tuple[Any, ...]:
 
 def _cut(tensor: Tensor, rows: int) -> Tensor:
     found = tensor[:rows].detach().requires_grad_(tensor.requires_grad)
-    return found if tensor.is_leaf else found.view_as(found)  # an operator may work in place on no leaf
+    return found if tensor.is_leaf else found.clone()  # no leaf and no view, as a GEMM's result
 
 
 def _rates(case: BenchCase, forward: Turns, both: Turns | None, copy_rate: float) -> dict[str, Any]:

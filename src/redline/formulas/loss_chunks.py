@@ -18,4 +18,4 @@ def loss_chunk_tokens(tokens: int, vocab_size: int, item: int) -> int:
     """Tokens a chunk: the fewest equal chunks whose logits, of `item` bytes each, fit in LOGITS_BYTES."""
     most = max(LOGITS_BYTES // (logit_columns(vocab_size) * item) // GEMM_TILE, 1) * GEMM_TILE
     chunks = max(-(-tokens // most), 1)
-    return min(round_up(max(-(-tokens // chunks), 1), GEMM_TILE), most)
+    return round_up(max(-(-tokens // chunks), 1), GEMM_TILE)

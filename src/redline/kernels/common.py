@@ -130,7 +130,7 @@ def as_rows(x: Tensor) -> Tensor:
 
 def unit_stride(x: Tensor) -> Tensor:
     """x with unit stride in its last dim: x itself where it has one, else a copy."""
-    return x if x.stride(-1) == 1 else x.contiguous()
+    return x if x.is_contiguous() or x.stride(-1) == 1 else x.contiguous()
 
 
 def contiguous_like(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:

@@ -20,6 +20,7 @@ from triton.compiler import CompiledKernel
 from triton.runtime import JITFunction, driver
 
 ALIGNMENT = 16  # bytes: what Triton compiles for, or not
+BARE = frozenset((int, float, bool, str, type(None)))  # of these isinstance is slow to say: no Tensor
 MOST_CALLS = 4096  # then all are forgotten: shapes that never come back must not fill the memory
 
 
@@ -52,8 +53,13 @@ class Launchable:
             device = args[0].get_device()
             key = (
                 device,
-                *[(a.dtype, a.data_ptr() % ALIGNMENT) if isinstance(a, Tensor) else a for a in args],
-                *named.items(),
+                len(args),
+                *[
+                    a if type(a) in BARE or not isinstance(a, Tensor) else (a.dtype, a.data_ptr() % ALIGNMENT)
+                    for a in args
+                ],
+                *named,
+                *named.values(),
             )
             found = self._found.get(key)
             if found is None:

@@ -89,13 +89,13 @@ def linear_cross_entropy(
         weight_VH = accumulate_into(weight_VH, main_grad)
         return linear_cross_entropy_reference(hidden_TH, weight_VH, labels_T, spec, weights_T, z_total)
     record = torch.is_grad_enabled()
-    needs = record and hidden_TH.requires_grad, record and weight_VH.requires_grad
+    needs_hidden, needs_weight = record and hidden_TH.requires_grad, record and weight_VH.requires_grad
     if chunk_tokens is None:
         columns = spec.vocab_size if shard is None else shard.size
         chunk_tokens = loss_chunk_tokens(hidden_TH.shape[0], columns, hidden_TH.itemsize)
     loss: Tensor = apply(
-        LinearCrossEntropyFn, hidden_TH, weight_VH, labels_T, weights_T, main_grad if needs[1] else None,
-        grad_scale, spec.as_args, chunk_tokens, needs, shard, products, z_total,
+        LinearCrossEntropyFn, hidden_TH, weight_VH, labels_T, weights_T, main_grad if needs_weight else None,
+        grad_scale, z_total, (*spec.as_args, chunk_tokens, needs_hidden), needs_weight, shard, products,
     )  # fmt: skip
     return loss
 
@@ -126,51 +126,51 @@ def _check(
 
 
 def _fake(
-    hidden: Tensor, weight: Tensor, labels: Tensor, weights: Any, main_grad: Any, grad_scale: Any, lse: Any,
-    vocab_size: int, smoothing: float, z_loss: float,
-    chunk_tokens: int, needs_hidden: bool, needs_weight: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    returns_weight = needs_weight and main_grad is None
-    return (
-        hidden.new_empty(len(hidden), dtype=torch.float32),
-        hidden.new_empty(hidden.shape if needs_hidden else 0),
-        weight.new_empty(weight.shape if returns_weight else 0),
-    )
+    hidden: Tensor, weight: Tensor, labels: Tensor, weights: Any, dweight: Any, grad_scale: Any, lse: Any,
+    vocab_size: int, smoothing: float, z_loss: float, chunk_tokens: int, needs_hidden: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    loss_T = hidden.new_empty(len(hidden), dtype=torch.float32)
+    return loss_T, hidden.new_empty(hidden.shape if needs_hidden else 0)
 
 
 _launch = lazily("redline.kernels.linear_cross_entropy.whole", "launch")
 _forward = operator(
     "linear_cross_entropy(Tensor hidden, Tensor weight, Tensor labels, Tensor? weights,"
-    " Tensor(a!)? main_grad, Tensor? grad_scale, Tensor(b!)? lse, int vocab_size, float smoothing,"
-    " float z_loss, int chunk_tokens, bool needs_hidden, bool needs_weight) -> (Tensor, Tensor, Tensor)",
+    " Tensor(a!)? dweight, Tensor? grad_scale, Tensor(b!)? lse, int vocab_size, float smoothing,"
+    " float z_loss, int chunk_tokens, bool needs_hidden) -> (Tensor, Tensor)",
     _launch,
     _fake,
 )
 
 
 class LinearCrossEntropyFn(torch.autograd.Function):
-    """Gradients are made in forward and saved; backward hands them out, once."""
+    """Gradients are made in forward and saved, or added to main_grad; backward hands them out, once."""
 
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, weights: Tensor | None,
-        main_grad: Tensor | None, grad_scale: Tensor | None,
-        spec: tuple[int, float, float], chunk_tokens: int, needs: tuple[bool, bool],
-        shard: VocabShard | None, products: HeadProducts | None, z_total: Tensor | None,
+        main_grad: Tensor | None, grad_scale: Tensor | None, z_total: Tensor | None,
+        form: tuple[int, float, float, int, bool], needs_weight: bool, shard: VocabShard | None,
+        products: HeadProducts | None,
     ) -> Tensor:  # fmt: skip
-        tensors = hidden, weight, labels, weights, main_grad, grad_scale
+        """`form` is the spec's `as_args`, the tokens of a chunk, and whether hidden needs a gradient."""
+        dweight = main_grad
+        if needs_weight and main_grad is None:
+            one_chunk = hidden.shape[0] <= form[3]
+            dweight = torch.zeros_like(weight, dtype=weight.dtype if one_chunk else torch.float32)
         lse_T = None if z_total is None else hidden.new_empty(hidden.shape[0], dtype=torch.float32)
+        tensors = hidden, weight, labels, weights, dweight, grad_scale, lse_T
         if shard is not None:
-            how = loss_spec(*spec), shard, chunk_tokens, needs, products
-            loss_T, dhidden, dweight = launch_sharded(*tensors, lse_T, *how)
+            loss_T, dhidden = launch_sharded(*tensors, loss_spec(*form[:3]), shard, *form[3:], products)
         elif products is not None:
-            loss_T, dhidden, dweight = _launch(*tensors, lse_T, *spec, chunk_tokens, *needs, products)
+            loss_T, dhidden = _launch(*tensors, *form, products)
         else:
-            loss_T, dhidden, dweight = _forward(*tensors, lse_T, *spec, chunk_tokens, *needs)
+            loss_T, dhidden = _forward(*tensors, *form)
         if z_total is not None and lse_T is not None:
-            add_z_part(z_total, lse_T, weights, spec[2])
-        ctx.save_for_backward(dhidden, dweight, grad_scale)
-        ctx.needs, ctx.in_main_grad, ctx.spent = needs, main_grad is not None, False
+            add_z_part(z_total, lse_T, weights, form[2])
+        own = None if main_grad is not None or dweight is None else dweight.to(weight.dtype)
+        ctx.save_for_backward(dhidden, own, grad_scale)
+        ctx.needs_hidden, ctx.in_main_grad, ctx.spent = form[4], main_grad is not None, False
         total: Tensor = loss_T.sum()
         return total
 
@@ -194,10 +194,5 @@ class LinearCrossEntropyFn(torch.autograd.Function):
             )
         else:
             factor = upstream if grad_scale is None else upstream / grad_scale
-            dhidden, dweight = dhidden.mul_(factor), dweight.mul_(factor)
-        returns_weight = ctx.needs[1] and not ctx.in_main_grad
-        return (
-            dhidden if ctx.needs[0] else None,
-            dweight if returns_weight else None,
-            *(None,) * 10,
-        )
+            dhidden, dweight = dhidden.mul_(factor), None if dweight is None else dweight.mul_(factor)
+        return dhidden if ctx.needs_hidden else None, dweight, *(None,) * 9

@@ -18,25 +18,20 @@ from redline.kernels.loss_spec import LossSpec
 
 
 def launch_sharded(
-    hidden: Tensor, weight: Tensor, labels: Tensor, weights: Tensor | None, main_grad: Tensor | None,
+    hidden: Tensor, weight: Tensor, labels: Tensor, weights: Tensor | None, dweight_VH: Tensor | None,
     grad_scale: Tensor | None, lse_T: Tensor | None, spec: LossSpec, shard: VocabShard, chunk_tokens: int,
-    needs: tuple[bool, bool], products: HeadProducts | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """As the launcher of op.py: (loss_T fp32, gradient of hidden, of weight), empty where not needed.
+    needs_hidden: bool, products: HeadProducts | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """As the launcher of whole.py: (loss_T fp32, gradient of hidden, empty where not needed).
 
     Shapes: hidden [T, H], whole on every rank; weight [shard.size, H].
     """
     from redline.kernels.cross_entropy.kernel import gradient_, statistics
 
-    needs_hidden, needs_weight = needs
     hidden, labels = as_rows(hidden), labels.contiguous()
     weights = None if weights is None else weights.contiguous()
     loss_T = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
     dhidden_TH = torch.empty_like(hidden) if needs_hidden else hidden.new_empty(0)
-    dweight_VH = main_grad
-    if dweight_VH is None and needs_weight:
-        one_chunk = len(hidden) <= chunk_tokens
-        dweight_VH = torch.zeros_like(weight, dtype=weight.dtype if one_chunk else torch.float32)
     scale = torch.ones(1, device=hidden.device) if grad_scale is None else grad_scale.view(1)
     buffer_CV = hidden.new_empty(min(chunk_tokens, len(hidden)), len(weight))
     products = products or MatrixProducts(weight)
@@ -51,11 +46,10 @@ def launch_sharded(
         loss_T[chunk], lse_C = combine_shards(stats_4C, *tokens, spec, shard.all_reduce)
         if lse_T is not None:
             lse_T[chunk] = lse_C
-        if needs_hidden or needs_weight:
+        if needs_hidden or dweight_VH is not None:
             gradient_(logits_CV, *tokens, lse_C, scale.expand(len(lse_C)), shard.start, *spec.as_args)
         if needs_hidden:
             products.dhidden(logits_CV, dhidden_TH[chunk])
         if dweight_VH is not None:
             accumulate(dweight_VH, logits_CV, hidden_CH)
-    returned = None if main_grad is not None else dweight_VH
-    return loss_T, dhidden_TH, weight.new_empty(0) if returned is None else returned.to(weight.dtype)
+    return loss_T, dhidden_TH

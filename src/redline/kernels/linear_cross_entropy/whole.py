@@ -14,22 +14,19 @@ from redline.kernels.loss_spec import loss_spec
 
 
 def launch(
-    hidden: Tensor, weight: Tensor, labels: Tensor, weights: Tensor | None, main_grad: Tensor | None,
+    hidden: Tensor, weight: Tensor, labels: Tensor, weights: Tensor | None, dweight_VH: Tensor | None,
     grad_scale: Tensor | None, lse_T: Tensor | None, vocab_size: int, smoothing: float, z_loss: float,
-    chunk_tokens: int, needs_hidden: bool, needs_weight: bool, products: HeadProducts | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """(loss_T fp32, gradient of hidden, gradient of weight); empty where not needed or in main_grad.
+    chunk_tokens: int, needs_hidden: bool, products: HeadProducts | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """(loss_T fp32, gradient of hidden, empty where not needed).
 
-    The log-sum-exp of the tokens is written to lse_T, where it is given.
+    The gradient of the weight is added to dweight_VH, the log-sum-exp of the tokens written to lse_T, where
+    they are given.
     """
     hidden = as_rows(hidden)
     tokens = hidden.shape[0]
     loss_T = hidden.new_empty(tokens, dtype=torch.float32)
     dhidden_TH = torch.empty_like(hidden) if needs_hidden else hidden.new_empty(0)
-    dweight_VH = main_grad
-    if dweight_VH is None and needs_weight:
-        one_chunk = tokens <= chunk_tokens
-        dweight_VH = torch.zeros_like(weight, dtype=weight.dtype if one_chunk else torch.float32)
     if tokens:
         labels, weights = labels.contiguous(), None if weights is None else weights.contiguous()
         spec = loss_spec(vocab_size, smoothing, z_loss)
@@ -45,14 +42,13 @@ def launch(
             loss_and_gradient(
                 rows_CV, _rows(labels, start, stop), None if weights is None else _rows(weights, start, stop),
                 grad_scale, _rows(loss_T, start, stop), None if lse_T is None else _rows(lse_T, start, stop),
-                spec, needs_hidden or needs_weight,
+                spec, needs_hidden or dweight_VH is not None,
             )  # fmt: skip
             if needs_hidden:
                 products.dhidden(logits_CV, _rows(dhidden_TH, start, stop))
             if dweight_VH is not None:
                 accumulate(_rows(dweight_VH, 0, width), logits_CV, hidden_CH)
-    returned = None if main_grad is not None else dweight_VH
-    return loss_T, dhidden_TH, weight.new_empty(0) if returned is None else returned.to(weight.dtype)
+    return loss_T, dhidden_TH
 
 
 def _rows(x: Tensor, start: int, stop: int) -> Tensor:
