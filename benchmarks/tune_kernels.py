@@ -142,7 +142,7 @@ def choices() -> Iterator[Choice]:
         yield "cross_entropy", f"forward: {warps} warps", "cross_entropy.kernel", {"FORWARD_WARPS": warps}
     for lanes in (512, 1024, 2048):
         yield "grad_norm", f"{lanes} lanes", "grad_norm.kernel", {"LANES": lanes}
-    for programs in (7, 10):
+    for programs in (9, 10, 14, 18):
         what = f"{programs} programs an SM"
         yield "bias_dropout_add", what, "bias_dropout_add.kernel", {"PROGRAMS_PER_SM": programs}
     for tile, columns in ((2048, 1024), (2048, 2048)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -99,10 +100,20 @@ def test_streams_are_named() -> None:
     assert rng.stream_key(1, "a", "bc") != rng.stream_key(1, "ab", "c")
 
 
-def test_keep_threshold() -> None:
-    assert rng.keep_threshold(0.0) == 0
-    assert rng.keep_threshold(0.5) == 2**31
-    assert rng.keep_threshold(1.0) == 2**32 - 1
+@pytest.mark.parametrize("lanes", [rng.HIDDEN_LANES, rng.ATTENTION_LANES])
+def test_applied_probability(lanes: rng.Lanes) -> None:
+    """The nearest step, never 0 or 1 unless asked for; scale x survivors is 1 but for a rounding."""
+    most = 2**lanes.bits
+    assert lanes.in_block * lanes.bits == 128
+    assert lanes.threshold(0.0) == 0 and lanes.scale(0.0) == 1.0
+    assert lanes.threshold(0.5) == most // 2 and lanes.scale(0.5) == 2.0
+    assert lanes.threshold(1e-30) == 1 and lanes.threshold(1 - 1e-16) == most - 1
+    for probability in (1e-30, 1e-5, 0.1, 0.3, 0.9, 1 - 1e-16):
+        step = lanes.threshold(probability)
+        away = abs(step - Fraction(probability) * most)
+        assert away <= Fraction(1, 2) or (step in (1, most - 1) and away <= 1)
+        survivors = 1 - Fraction(step, most)
+        assert abs(Fraction(lanes.scale(probability)) * survivors - 1) <= Fraction(1, 2**53)
 
 
 @pytest.mark.parametrize("module", ["errors", "choice", "units", "files", "rng", "formulas.shape"])

@@ -11,13 +11,16 @@ tensor version stands in model/random.py, the kernels have their own; all three 
 Layout of a dropout draw
     key      stream_key(seed, "dropout", layer, site): 2 x 32 bits
     counter  c0 = low 32 bits of block, c1 = high 32 bits of block, c2 = sample index, c3 = iteration
-    block    element index inside the sample // 4; word = element index % 4
-An element is kept when its word >= keep_threshold(p).
+    lanes    a block's 128 bits, word 0 and low bits first, in lanes of 16 bits (hidden dropout: 8 elements a
+             block) or of 32 (attention dropout: 4)
+    block    element index inside the sample // lanes of a block; lane = element index % lanes of a block
+An element is kept when its lane >= Lanes.threshold(p), and is then multiplied by Lanes.scale(p).
 """
 
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 
 MASK32 = 0xFFFFFFFF
 PHILOX_M0, PHILOX_M1 = 0xD2511F53, 0xCD9E8D57
@@ -35,9 +38,34 @@ def stream_key(seed: int, *names: str | int) -> tuple[int, int]:
     return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
 
 
-def keep_threshold(drop_probability: float) -> int:
-    """The 32-bit word from which on an element survives dropout with this probability."""
-    return min(round(drop_probability * 2**32), MASK32)
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """How a kind of dropout reads the 128 bits of a block: `bits` of them an element.
+
+    A probability is applied as the nearest multiple of 2^-bits, never as 0 or 1 where it is neither. The factor
+    of survivors follows what is applied, so that expectations stay exact.
+    """
+
+    bits: int
+
+    @property
+    def in_block(self) -> int:
+        """How many elements one call of Philox serves."""
+        return 128 // self.bits
+
+    def threshold(self, probability: float) -> int:
+        """The lane from which on an element survives: the applied probability in steps of 2^-bits."""
+        if probability == 0.0:
+            return 0
+        return min(max(round(probability * (1 << self.bits)), 1), (1 << self.bits) - 1)
+
+    def scale(self, probability: float) -> float:
+        """What survivors are multiplied by: 1 / (1 - the applied probability)."""
+        return (1 << self.bits) / ((1 << self.bits) - self.threshold(probability))
+
+
+# A kernel at the rate of memory has no time for a call an element: half as many bits are half as many calls.
+HIDDEN_LANES, ATTENTION_LANES = Lanes(16), Lanes(32)
 
 
 def philox(key: tuple[int, int], counter: tuple[int, int, int, int]) -> tuple[int, int, int, int]:

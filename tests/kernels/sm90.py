@@ -24,6 +24,7 @@ class Kernel:
         wide: whether every access of the activations must be 16 bytes wide.
         registers: what a thread is held to, as the launcher does; it must do without local memory.
         tile: which of the casts' TILES is launched: rows, columns, warps and so on are then its own.
+        draws: whether every 16-byte load must be on its way before the mask is drawn.
         spills: how many values lie in local memory all the same, where a tile was measured to be fastest.
     """
 
@@ -34,6 +35,7 @@ class Kernel:
     wide: bool = True
     registers: int | None = None
     tile: str | None = None
+    draws: bool = False
     spills: int = 0
 
 
@@ -152,18 +154,21 @@ KERNELS = (
     Kernel(
         "bias_dropout_add.kernel:_bias_dropout_add_fwd_kernel",
         {"x": "bf16", "bias": "bf16", "residual": "bf16", "y": "bf16"} | DRAW,
-        TILE | {"DROP": True, "QUADS": True},
+        TILE | {"DROP": True, "OCTETS": True},
+        draws=True,
     ),
     Kernel(
         "bias_dropout_add.kernel:_bias_dropout_add_bwd_kernel",
         {"dy": "bf16", "dx": "bf16", "partial": "fp32", "positions": "i64"} | DRAW,
-        TILE | {"DROP": True, "QUADS": True},
+        TILE | {"DROP": True, "OCTETS": True},
+        draws=True,
     ),
     Kernel(
         "bias_dropout_add.kernel:_bias_dropout_add_fwd_kernel",
         {"x": "bf16", "residual": "bf16", "y": "bf16"} | DRAW,
-        TILE | {"DROP": True, "QUADS": False},
+        TILE | {"DROP": True, "OCTETS": False},
         wide=False,
+        draws=True,
     ),
     Kernel(
         "masked_softmax.kernel:_masked_softmax_fwd_kernel",
@@ -343,6 +348,10 @@ def faults(kernel: Kernel, cubin: bytes) -> list[str]:
     if kernel.wide:
         found += sorted(set(re.findall(r"\b(?:LDG|STG)[.\w]*\.U16\b", listing)))
         found += [] if re.search(r"\bSTG\.E\.128\b", listing) else ["no STG.E.128"]
+    if kernel.draws:  # the first product of a draw waits for nothing, so some may stand anywhere
+        early, late = listing.rsplit("LDG.E.128", 1)
+        products = [len(re.findall("IMAD.* -0x2daee0ad|IMAD.* -0x326172a9", part)) for part in (early, late)]
+        found += ["a load behind the draw"] if 8 * products[0] > products[1] else []
     return found
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,9 +11,9 @@ from hypothesis import strategies as st
 from kernel_accuracy import assert_no_worse, gradients
 
 from redline.errors import ConfigError, ShapeError
-from redline.kernels.bias_dropout_add import DropoutKey, bias_dropout_add, supports
+from redline.kernels.bias_dropout_add import DropoutKey, bias_dropout_add, kernel, supports
 from redline.kernels.bias_dropout_add.reference import bias_dropout_add_reference, keep_mask
-from redline.rng import keep_threshold, philox, stream_key
+from redline.rng import HIDDEN_LANES, philox, stream_key
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -35,11 +37,11 @@ def _kernel_mask(draw, probability, S, B, H, device):
     return bias_dropout_add(x, None, torch.zeros_like(x), probability, draw, impl="triton") != 0
 
 
-@pytest.mark.parametrize("H", [3, 4, 12, 17])
+@pytest.mark.parametrize("H", [3, 8, 12, 17, 24])
 def test_mask_is_rng_philox(device, H):
-    """Element by element: word e % 4 of block e // 4, the sample and the iteration in the counter."""
+    """Element by element: lane e % 8 of block e // 8, the sample and the iteration in the counter."""
     S, B, probability, iteration = 3, 2, 0.37, 2**33 + 9
-    positions = torch.tensor([0, 7, 2**33], device=device)  # the last is past 2^32 elements
+    positions = torch.tensor([0, 7, 2**36], device=device)  # the last is past 2^32 blocks
     samples = [2**32 + 6, 41]
     key = stream_key(1234, "dropout", 3, "mlp")
     draw = DropoutKey(
@@ -51,10 +53,10 @@ def test_mask_is_rng_philox(device, H):
         for b, sample in enumerate(samples):
             for h in range(H):
                 element = position * H + h
-                block = element // 4
+                block = element // 8
                 counter = (block & 0xFFFFFFFF, block >> 32, sample & 0xFFFFFFFF, iteration & 0xFFFFFFFF)
-                word = philox(key, counter)[element % 4]
-                assert bool(mask[s, b, h]) == (word >= keep_threshold(probability))
+                lanes = struct.unpack("<8H", struct.pack("<4I", *philox(key, counter)))
+                assert bool(mask[s, b, h]) == (lanes[element % 8] >= round(probability * 2**16))
 
 
 @settings(max_examples=12, deadline=None, derandomize=True)
@@ -64,9 +66,10 @@ def test_mask_of_kernel_and_reference_agree(device, S, B, H, p):
     assert torch.equal(_kernel_mask(draw, p, S, B, H, device), keep_mask(draw, p, S, H))
 
 
-def test_mask_does_not_depend_on_the_cut(device):
+@pytest.mark.parametrize("H", [20, 24])
+def test_mask_does_not_depend_on_the_cut(device, H):
     """Sequence halves, single samples and any batch order draw what the whole draws."""
-    S, B, H, p = 8, 3, 20, 0.3
+    S, B, p = 8, 3, 0.3
     whole = _kernel_mask(_draw(device, B), p, S, B, H, device)
     second_half = _draw(device, B, positions=torch.arange(4, 8, device=device))
     assert torch.equal(_kernel_mask(second_half, p, 4, B, H, device), whole[4:])
@@ -76,10 +79,50 @@ def test_mask_does_not_depend_on_the_cut(device):
         assert not torch.equal(_kernel_mask(other, p, S, B, H, device), whole)
 
 
-def test_share_of_survivors(device):
-    """Binomial: 20,000 draws at p = 0.25 stray less than 5 standard deviations (0.0153) from 0.75."""
-    mask = _kernel_mask(_draw(device, 5), 0.25, 40, 5, 100, device)
-    assert abs(mask.float().mean().item() - 0.75) < 0.0153
+@pytest.mark.parametrize("p", [1e-9, 2**-16, 0.5, 1 - 1e-9])
+def test_mask_at_the_ends_of_the_steps(device, p):
+    """A probability between 0 and 1 is applied as neither; kernel and reference agree on values too."""
+    S, B, H = 40, 2, 40
+    x = torch.randn(S, B, H, device=device)
+    fused, plain = (
+        bias_dropout_add(x, None, torch.zeros_like(x), p, _draw(device, B), impl=impl)
+        for impl in ("triton", "reference")
+    )
+    assert torch.equal(fused != 0, plain != 0)
+    torch.testing.assert_close(fused, plain, rtol=1e-6, atol=0)
+    kept = plain[plain != 0]
+    assert torch.allclose(kept, x[plain != 0] * HIDDEN_LANES.scale(p))
+
+
+def _mask(p, iterations, H=1000):
+    """[iterations, 5, 40, H] masks of the reference, which the kernel's are held to elsewhere."""
+    draws = (_draw("cpu", 5, iteration=i) for i in range(iterations))
+    return torch.stack([keep_mask(draw, p, 40, H).transpose(0, 1) for draw in draws])
+
+
+@pytest.mark.parametrize("p", [0.1, 0.25, 2**-16 * 6])
+def test_share_of_survivors(p):
+    """Binomial: of a million draws, and in each of a block's 8 lanes, within 5 standard deviations of p."""
+    mask = _mask(p, 5).flatten(0, 2)
+    applied = HIDDEN_LANES.threshold(p) / 2**16
+    for part in (mask, *(mask[:, lane::8] for lane in range(8))):
+        dropped = 1 - part.double().mean().item()
+        assert abs(dropped - applied) < 5 * (applied * (1 - applied) / part.numel()) ** 0.5
+
+
+def test_neighbours_are_independent():
+    """Both of two drop in p^2 of the cases: in a block, the next block, the next row, sample and step.
+
+    The bound is 5 standard deviations, 1.21 times those of separate pairs where each is in two (at p = 0.3).
+    """
+    p = HIDDEN_LANES.threshold(0.3) / 2**16
+    dropped = ~_mask(0.3, 5)
+    pairs = [(dropped[..., a::8], dropped[..., b::8]) for a in range(8) for b in range(a)]
+    pairs += [(dropped[..., :-8], dropped[..., 8:])]
+    pairs += [(dropped.narrow(d, 0, n - 1), dropped.narrow(d, 1, n - 1)) for d, n in enumerate((5, 5, 40))]
+    for first, second in pairs:
+        both = (first & second).double().mean().item()
+        assert abs(both - p * p) < 5 * 1.21 * (p * p * (1 - p * p) / first.numel()) ** 0.5
 
 
 def _unfused(x, bias, residual, p, draw):
@@ -87,7 +130,7 @@ def _unfused(x, bias, residual, p, draw):
     x = x.to(residual.dtype)
     if draw is not None:
         keep = keep_mask(draw, p, x.shape[0], x.shape[2])
-        x = torch.where(keep, x * (1 / (1 - p)), torch.zeros_like(x))
+        x = torch.where(keep, x * HIDDEN_LANES.scale(p), torch.zeros_like(x))
     return residual + x
 
 
@@ -119,6 +162,24 @@ def test_wide_hidden(device):
     # Both compute in fp32 and round once, so they may differ by one step of bf16 where the sums differ.
     for f, u in zip(fused, plain, strict=True):
         torch.testing.assert_close(f, u, rtol=2**-7, atol=1e-6)
+
+
+@pytest.mark.parametrize("H", [1024, 12])
+@pytest.mark.parametrize("B", [1, 4])
+def test_a_program_walks_over_many_rows(device, monkeypatch, H, B):
+    """Backward keeps place of sample and position from tile to tile, here 3 programs for up to 12 tiles."""
+    rows = 24 if H == 1024 else 1200
+    monkeypatch.setattr(kernel, "num_sms", lambda index: 3)
+    monkeypatch.setattr(kernel, "PROGRAMS_PER_SM", 1)
+    positions = torch.randperm(rows // B, device=device) + 2**33
+    draw = _draw(device, B, positions=positions)
+    inputs = _tensors(device, torch.float32, rows // B, B, H, True)
+    results = [
+        gradients(lambda *a, i=impl: bias_dropout_add(*a, 0.4, draw, impl=i), inputs[:3], [inputs[3]])
+        for impl in ("triton", "reference")
+    ]
+    for fused, plain in zip(*results, strict=True):
+        torch.testing.assert_close(fused, plain, rtol=1e-5, atol=2e-5)  # fp32 sums of up to 1200
 
 
 def test_strided_inputs_b015(device):

@@ -49,28 +49,37 @@ def test_philox_known_answers():
         assert tuple(int(word) for word in got) == want
 
 
+def lane_of(words: tuple[int, int, int, int], bits: int, index: int) -> int:
+    """A block's words as one number of 128 bits, cut from its low end."""
+    whole = sum(word << 32 * place for place, word in enumerate(words))
+    return whole >> bits * index & (1 << bits) - 1
+
+
 def kept_by_definition(shape_rows: int, row_size: int, state, layer: int, site: str) -> torch.Tensor:
     """The layout of rng.py, element by element in plain integers: bool [B, rows, row_size]."""
     key = rng.stream_key(5, "dropout", layer, site)
-    threshold = rng.keep_threshold(P)
+    bits = 32 if site == "attention" else 16
+    threshold = round(P * 2**bits)
     samples = []
     for sample in state.sample_index_B.tolist():
         kept = []
         for element in range(shape_rows * row_size):
-            words = rng.philox(key, (element // 4, 0, sample, int(state.iteration)))
-            kept.append(words[element % 4] >= threshold)
+            block, index = divmod(element, 128 // bits)
+            words = rng.philox(key, (block, 0, sample, int(state.iteration)))
+            kept.append(lane_of(words, bits, index) >= threshold)
         samples.append(kept)
     return torch.tensor(samples).view(len(samples), shape_rows, row_size)
 
 
-@pytest.mark.parametrize("H", [3, 4, 6, 9])
+@pytest.mark.parametrize("H", [3, 4, 8, 13, 16])
 def test_hidden_mask_follows_the_layout(H):
     shape, S = make_shape("gpt2"), 5
     state = make_dropout(shape, make_batch(shape, 2, S)).layer(1)
     x = torch.rand(S, 2, H, dtype=torch.float64) + 1
     got = dropout_at(state, MLP_OUTPUT, P).drop_hidden(x)
     keep = kept_by_definition(S, H, state, 1, "mlp_output").transpose(0, 1)
-    torch.testing.assert_close(got, torch.where(keep, x / (1 - P), 0.0))
+    applied = round(P * 2**16) / 2**16
+    torch.testing.assert_close(got, torch.where(keep, x / (1 - applied), 0.0), rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize("S", [3, 4, 6])
@@ -83,7 +92,7 @@ def test_attention_mask_follows_the_layout(S):
     torch.testing.assert_close(got, torch.where(keep, probs / (1 - P), 0.0))
 
 
-@pytest.mark.parametrize("H", [8, 7])
+@pytest.mark.parametrize("H", [8, 7, 12])
 def test_a_slice_of_the_sequence_has_its_rows_of_the_mask(H):
     """Sequence and context parallelism: any rank, holding any rows, drops what one device would drop."""
     shape = make_shape("gpt2")
@@ -113,13 +122,13 @@ def test_places_beyond_32_bits():
     """B019: 32 heads of 8192^2 probabilities are 2^31; the block number takes two counter words."""
     shape = make_shape("gpt2")
     state = make_dropout(shape, make_batch(shape, 1, 8)).layer(0)
-    row, size = 2**35 // 5, 5
-    got = dropout_at(state, ATTENTION, P).keep(torch.tensor([row]), size)[0, 0]
     key = rng.stream_key(5, "dropout", 0, "attention")
-    for column in range(size):
-        block, word = divmod(row * size + column, 4)
-        words = rng.philox(key, (block & rng.MASK32, block >> 32, 100, 3))
-        assert got[column] == (words[word] >= rng.keep_threshold(P))
+    for lanes, row, size in ((rng.ATTENTION_LANES, 2**35 // 5, 5), (rng.HIDDEN_LANES, 2**36 // 11, 11)):
+        got = dropout_at(state, ATTENTION, P).keep(torch.tensor([row]), size, lanes)[0, 0]
+        for column in range(size):
+            block, index = divmod(row * size + column, lanes.in_block)
+            words = rng.philox(key, (block & rng.MASK32, block >> 32, 100, 3))
+            assert got[column] == (lane_of(words, lanes.bits, index) >= lanes.threshold(P))
 
 
 def test_sites_layers_steps_and_samples_have_masks_of_their_own():

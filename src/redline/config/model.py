@@ -155,7 +155,10 @@ class ModelConfig(Section):
         False, excludes="qk-norm", help="Scale queries and keys to unit root mean square."
     )
     hidden_dropout: float = flag(
-        0.1, at_least=0, less_than=1, help="Dropout after embedding, attention and MLP."
+        0.1,
+        at_least=0,
+        less_than=1,
+        help="Dropout after embedding, attention and MLP; applied in steps of 1/65536, above 0 at least one.",
     )
     attention_dropout: float = flag(0.1, at_least=0, less_than=1, help="Dropout of attention probabilities.")
     init_method_std: float = flag(

@@ -16,13 +16,15 @@ import torch
 from torch import Tensor
 
 from redline.rng import (
+    ATTENTION_LANES,
+    HIDDEN_LANES,
     MASK32,
     PHILOX_M0,
     PHILOX_M1,
     PHILOX_ROUNDS,
     PHILOX_W0,
     PHILOX_W1,
-    keep_threshold,
+    Lanes,
     stream_key,
 )
 
@@ -155,8 +157,8 @@ class Dropout:
     def drop_hidden(self, x_SBH: Tensor) -> Tensor:
         """Drop elements of [S, B, H]; the counter is the element's place in the whole sample [S, H]."""
         S, _, H = x_SBH.shape
-        keep_BSH = self.keep(_places(self.state.positions_S, S, x_SBH.device), H)
-        return self._drop(x_SBH, keep_BSH.transpose(0, 1))
+        keep_BSH = self.keep(_places(self.state.positions_S, S, x_SBH.device), H, HIDDEN_LANES)
+        return self._drop(x_SBH, keep_BSH.transpose(0, 1), HIDDEN_LANES)
 
     def drop_attention(self, probs_BNST: Tensor) -> Tensor:
         """Drop elements of [B, N, S, T]; the counter is the place in the whole sample's [N, T, T]."""
@@ -164,25 +166,28 @@ class Dropout:
         device = probs_BNST.device
         head_N = torch.arange(self.state.first_head, self.state.first_head + N, device=device)
         row_NS = head_N[:, None] * T + _places(self.state.queries_S, S, device)
-        return self._drop(probs_BNST, self.keep(row_NS.flatten(), T).unflatten(1, (N, S)))
+        keep_BNST = self.keep(row_NS.flatten(), T, ATTENTION_LANES).unflatten(1, (N, S))
+        return self._drop(probs_BNST, keep_BNST, ATTENTION_LANES)
 
-    def keep(self, row_R: Tensor, row_size: int) -> Tensor:
+    def keep(self, row_R: Tensor, row_size: int, lanes: Lanes) -> Tensor:
         """Which elements survive: bool [B, R, row_size], for rows `row_R` of a sample of [rows, row_size]."""
-        first_R = row_R * row_size
-        num_blocks = (row_size + 6) // 4 if row_size % 4 else row_size // 4
-        block_RK = first_R[:, None] // 4 + torch.arange(num_blocks, device=row_R.device)
+        first_R, L = row_R * row_size, lanes.in_block
+        aligned = row_size % L == 0  # each row starts on a block
+        num_blocks = row_size // L if aligned else (row_size + 2 * (L - 1)) // L
+        block_RK = first_R[:, None] // L + torch.arange(num_blocks, device=row_R.device)
         sample_B11 = self.state.sample_index_B[:, None, None]
         counter = (block_RK & MASK32, block_RK >> 32, sample_B11 & MASK32, self.state.iteration & MASK32)
-        threshold = keep_threshold(self.probability)
         words = philox((self.key[0], self.key[1]), counter)
-        keep_BRE = torch.stack([word >= threshold for word in words], dim=-1).flatten(-2)
-        if row_size % 4 == 0:  # each row starts on a block
+        threshold, mask = lanes.threshold(self.probability), (1 << lanes.bits) - 1
+        kept = [(word >> low & mask) >= threshold for word in words for low in range(0, 32, lanes.bits)]
+        keep_BRE = torch.stack(kept, dim=-1).flatten(-2)
+        if aligned:
             return keep_BRE
-        index_RE = first_R[:, None] % 4 + torch.arange(row_size, device=row_R.device)
+        index_RE = first_R[:, None] % L + torch.arange(row_size, device=row_R.device)
         return keep_BRE.gather(-1, index_RE.expand(keep_BRE.shape[0], -1, -1))
 
-    def _drop(self, x: Tensor, keep: Tensor) -> Tensor:
-        return torch.where(keep, x * (1.0 / (1.0 - self.probability)), 0.0)
+    def _drop(self, x: Tensor, keep: Tensor, lanes: Lanes) -> Tensor:
+        return torch.where(keep, x * lanes.scale(self.probability), 0.0)
 
 
 def _places(held_S: Tensor | None, S: int, device: torch.device) -> Tensor:

@@ -13,7 +13,7 @@ from redline.attention.local.config import Tiles, launch_of, section
 from redline.attention.local.forward import attention_forward_kernel
 from redline.attention.local.op import Variant, padded_length
 from redline.kernels.common import ceil_div, contiguous_like, next_power_of_2, on_device_of
-from redline.rng import keep_threshold
+from redline.rng import ATTENTION_LANES
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
@@ -133,8 +133,8 @@ def _drawing(variant: Variant) -> tuple[Tensor | None, ...]:
 
 
 def _numbers(variant: Variant) -> tuple[float, ...]:
-    threshold = keep_threshold(variant.probability)
-    keep_scale = 1.0 / (1.0 - variant.probability)
+    threshold = ATTENTION_LANES.threshold(variant.probability)
+    keep_scale = ATTENTION_LANES.scale(variant.probability)
     return (
         variant.scale, variant.softcap, variant.left, variant.right, threshold, keep_scale,
         variant.first_head,

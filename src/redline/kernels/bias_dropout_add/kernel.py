@@ -1,8 +1,13 @@
 """Bias + dropout + residual in Triton: one pass forward, one backward; the mask is recomputed, never stored.
 
 A row is one (s, b); the counter of an element is its place in its whole sample, so the mask is the same
-however the sample is cut. Where H is a multiple of 4, one Philox call gives the words of 4 neighbours;
-elsewhere each element draws its own block and picks its word.
+however the sample is cut. Where H is a multiple of 8, one Philox call gives the lanes of 8 neighbours, which
+are what a thread reads at once; elsewhere each element draws its own block and picks its lane.
+
+Drawing takes longer than memory does to answer, so what is read must be on its way before it begins. ptxas
+moves a load down to where its value is used, past the drawing, which costs it no register. A barrier it does
+not move a load across: it stands below the loads of the activations, and above that of the sample's number,
+which the drawing waits for.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
@@ -18,10 +23,10 @@ from torch import Tensor
 from redline.kernels.common import as_rows, ceil_div, contiguous_like, num_sms, on_device_of, tile_config
 from redline.kernels.launch import launchable
 from redline.kernels.triton_common import Sum, column_sums, philox_words
-from redline.rng import keep_threshold
+from redline.rng import HIDDEN_LANES
 
-# Of a backward that sums. 7 programs of 4 warps and 72 registers are resident at once; 10 are faster (194 us
-# against 199 on an H200, as are 14): the last strips then start at different times.
+# Of a backward that sums. 9 programs of 4 warps and 56 registers are resident at once; with more the last
+# strips start at different times (of a kernel with 7 resident on an H200, 10 took 194 us and 7 took 199).
 PROGRAMS_PER_SM = 10
 
 
@@ -33,31 +38,37 @@ def _draw_of(key_ptr, iteration_ptr):
 
 
 @triton.jit
+def _split(index, size):
+    """index // size and index % size of what is not negative; signed, both are slower."""
+    whole = (tl.cast(index, tl.uint32) // tl.cast(size, tl.uint32)).to(tl.int32)
+    return whole, index - whole * size
+
+
+@triton.jit
 def _keep(
-    k0, k1, iteration, sample_ptr, positions_ptr, row, first_col, batch, cols, rows, threshold,
-    QUADS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
+    k0, k1, iteration, sample_ptr, positions_ptr, s, b, held, first_col, cols, threshold,
+    OCTETS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
 ):  # fmt: skip
-    """Which elements of the tile at rows `row`, columns from `first_col` survive."""
-    narrow = row.to(tl.int32)  # there are fewer than 2^31 rows, and a 64-bit division is slow
-    s, b = narrow // batch, narrow % batch
+    """Which elements of the tile at rows (s, b), columns from `first_col`, survive; `held` rows exist."""
     sample = tl.load(sample_ptr + b)[:, None]
     position = s.to(tl.int64)
     if positions_ptr is not None:
-        position = tl.load(positions_ptr + s, mask=row < rows, other=0)
-    if QUADS:
-        quad = first_col // 4 + tl.arange(0, BLOCK_COLS // 4)
-        block = (position * (cols // 4))[:, None] + quad[None, :]
+        position = tl.load(positions_ptr + s, mask=held, other=0)
+    if OCTETS:
+        octet = (first_col >> 3) + tl.arange(0, BLOCK_COLS // 8)
+        block = (position * (cols >> 3))[:, None] + octet[None, :]
         w0, w1, w2, w3 = philox_words(k0, k1, iteration, sample, block)
-        bits = (w0 >= threshold).to(tl.int32) | ((w1 >= threshold).to(tl.int32) << 1)
-        bits |= ((w2 >= threshold).to(tl.int32) << 2) | ((w3 >= threshold).to(tl.int32) << 3)
-        spread = (bits[:, :, None] >> tl.arange(0, 4)[None, None, :]) & 1
-        keep = tl.reshape(spread, [BLOCK_ROWS, BLOCK_COLS]) != 0
+        # A join puts its two sides next to each other in one thread: no word moves between threads.
+        word = tl.reshape(tl.join(tl.join(w0, w2), tl.join(w1, w3)), [BLOCK_ROWS, BLOCK_COLS // 2])
+        # Compared as the upper half of a word, with the other lane below it, a lane needs no mask.
+        lane = tl.reshape(tl.join(word << 16, word), [BLOCK_ROWS, BLOCK_COLS])
+        keep = lane >= tl.cast(threshold, tl.uint32) << 16
     else:
         element = (position * cols)[:, None] + (first_col + tl.arange(0, BLOCK_COLS))[None, :]
-        w0, w1, w2, w3 = philox_words(k0, k1, iteration, sample, element >> 2)
-        index = element & 3
-        word = tl.where(index < 2, tl.where(index == 0, w0, w1), tl.where(index == 2, w2, w3))
-        keep = word >= threshold
+        w0, w1, w2, w3 = philox_words(k0, k1, iteration, sample, element >> 3)
+        index = element.to(tl.uint32) & 7
+        word = tl.where(index < 4, tl.where(index < 2, w0, w1), tl.where(index < 6, w2, w3))
+        keep = (word >> (index & 1) * 16 & 0xFFFF) >= tl.cast(threshold, tl.uint32)
     return keep
 
 
@@ -66,26 +77,31 @@ def _keep(
 def _bias_dropout_add_fwd_kernel(
     x_ptr, bias_ptr, residual_ptr, y_ptr, key_ptr, iteration_ptr, sample_ptr, positions_ptr,
     rows, cols, x_stride, residual_stride, batch, threshold, scale,
-    DROP: tl.constexpr, QUADS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
+    DROP: tl.constexpr, OCTETS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
 ):  # fmt: skip
-    strips = tl.cdiv(cols, BLOCK_COLS)
-    first_col = (tl.program_id(0) % strips) * BLOCK_COLS
-    row = (tl.program_id(0) // strips).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    tile, strip = _split(tl.program_id(0), tl.cdiv(cols, BLOCK_COLS))
+    first_col = strip * BLOCK_COLS
+    row = tile * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     col = first_col + tl.arange(0, BLOCK_COLS)
-    mask = (row < rows)[:, None] & (col < cols)[None, :]
-    x = tl.load(x_ptr + (row * x_stride)[:, None] + col[None, :], mask=mask, other=0.0).to(tl.float32)
-    residual = tl.load(residual_ptr + (row * residual_stride)[:, None] + col[None, :], mask=mask, other=0.0)
+    held, wide_row = row < rows, row.to(tl.int64)
+    mask = held[:, None] & (col < cols)[None, :]
+    x_at = x_ptr + (wide_row * x_stride)[:, None] + col[None, :]
+    residual_at = residual_ptr + (wide_row * residual_stride)[:, None] + col[None, :]
+    x = tl.load(x_at, mask=mask, other=0.0).to(tl.float32)
+    y = tl.load(residual_at, mask=mask, other=0.0).to(tl.float32)
     if bias_ptr is not None:
         x += tl.load(bias_ptr + col, mask=col < cols, other=0.0).to(tl.float32)[None, :]
     if DROP:
+        tl.debug_barrier()
         k0, k1, iteration = _draw_of(key_ptr, iteration_ptr)
+        s, b = _split(row, batch)
         keep = _keep(
-            k0, k1, iteration, sample_ptr, positions_ptr, row, first_col, batch, cols, rows, threshold,
-            QUADS, BLOCK_ROWS, BLOCK_COLS,
+            k0, k1, iteration, sample_ptr, positions_ptr, s, b, held, first_col, cols, threshold,
+            OCTETS, BLOCK_ROWS, BLOCK_COLS,
         )  # fmt: skip
-        x = tl.where(keep, x * scale, 0.0)
-    y = (x + residual.to(tl.float32)).to(y_ptr.dtype.element_ty)
-    tl.store(y_ptr + (row * cols)[:, None] + col[None, :], y, mask=mask)
+        x = tl.where(keep, x, 0.0) * scale
+    y = (x + y).to(y_ptr.dtype.element_ty)
+    tl.store(y_ptr + (wide_row * cols)[:, None] + col[None, :], y, mask=mask)
 
 
 @launchable
@@ -93,35 +109,41 @@ def _bias_dropout_add_fwd_kernel(
 def _bias_dropout_add_bwd_kernel(
     dy_ptr, dx_ptr, partial_ptr, key_ptr, iteration_ptr, sample_ptr, positions_ptr,
     rows, cols, dy_stride, batch, threshold, scale, splits,
-    DROP: tl.constexpr, QUADS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
+    DROP: tl.constexpr, OCTETS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
 ):  # fmt: skip
-    strips = tl.cdiv(cols, BLOCK_COLS)
-    split = tl.program_id(0) // strips
-    first_col = (tl.program_id(0) % strips) * BLOCK_COLS
-    col = first_col + tl.arange(0, BLOCK_COLS)
-    dbias = tl.zeros([BLOCK_ROWS, BLOCK_COLS], tl.float32)
+    split, strip = _split(tl.program_id(0), tl.cdiv(cols, BLOCK_COLS))
+    first_row, first_col, step = split * BLOCK_ROWS, strip * BLOCK_COLS, splits * BLOCK_ROWS
+    beside, col = tl.arange(0, BLOCK_ROWS), first_col + tl.arange(0, BLOCK_COLS)
+    inside, wide_row, wide_step = (col < cols)[None, :], first_row.to(tl.int64), tl.cast(step, tl.int64)
     if DROP:
         k0, k1, iteration = _draw_of(key_ptr, iteration_ptr)
-    row = split * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS).to(tl.int64)
-    mask = (row < rows)[:, None] & (col < cols)[None, :]
-    next_dy = tl.load(dy_ptr + (row * dy_stride)[:, None] + col[None, :], mask=mask, other=0.0)
-    for _ in range(split * BLOCK_ROWS, rows, splits * BLOCK_ROWS):
+        s, b = _split(first_row + beside, batch)
+        step_s, step_b = _split(step, batch)
+    dy_at, dx_at = dy_ptr + wide_row * dy_stride, dx_ptr + wide_row * cols
+    dy_offset = (beside.to(tl.int64) * dy_stride)[:, None] + col[None, :]
+    dx_offset = (beside.to(tl.int64) * cols)[:, None] + col[None, :]
+    # Two rows of a tile lie in the same threads: added at once, they are one sum in the registers.
+    SUMS: tl.constexpr = 1 if BLOCK_ROWS == 2 else BLOCK_ROWS
+    dbias = tl.zeros([SUMS, BLOCK_COLS], tl.float32)
+    next_dy = tl.load(dy_at + dy_offset, mask=(beside < rows - first_row)[:, None] & inside, other=0.0)
+    for first in range(first_row, rows, step):
         # The next rows are on their way while this mask is drawn.
         dx = next_dy.to(tl.float32)
-        ahead = row + splits * BLOCK_ROWS
-        mask = (ahead < rows)[:, None] & (col < cols)[None, :]
-        next_dy = tl.load(dy_ptr + (ahead * dy_stride)[:, None] + col[None, :], mask=mask, other=0.0)
+        dy_at += wide_step * dy_stride
+        next_dy = tl.load(dy_at + dy_offset, mask=(beside < rows - first - step)[:, None] & inside, other=0.0)
         if DROP:
+            tl.debug_barrier()
+            held = beside < rows - first
             keep = _keep(
-                k0, k1, iteration, sample_ptr, positions_ptr, row, first_col, batch, cols, rows, threshold,
-                QUADS, BLOCK_ROWS, BLOCK_COLS,
+                k0, k1, iteration, sample_ptr, positions_ptr, s, b, held, first_col, cols, threshold,
+                OCTETS, BLOCK_ROWS, BLOCK_COLS,
             )  # fmt: skip
             dx = tl.where(keep, dx * scale, 0.0)
-            target = dx_ptr + (row * cols)[:, None] + col[None, :]
-            mask = (row < rows)[:, None] & (col < cols)[None, :]
-            tl.store(target, dx.to(dx_ptr.dtype.element_ty), mask=mask)
-        dbias += dx
-        row = ahead
+            tl.store(dx_at + dx_offset, dx.to(dx_ptr.dtype.element_ty), mask=held[:, None] & inside)
+            dx_at += wide_step * cols
+            s, b = s + step_s, b + step_b
+            s, b = tl.where(b < batch, s, s + 1), tl.where(b < batch, b, b - batch)
+        dbias += tl.sum(dx, axis=0, keep_dims=True) if BLOCK_ROWS == 2 else dx
     if partial_ptr is not None:
         tl.store(partial_ptr + split.to(tl.int64) * cols + col, tl.sum(dbias, axis=0), mask=col < cols)
 
@@ -141,8 +163,8 @@ def forward(
     with on_device_of(x):
         _bias_dropout_add_fwd_kernel[grid](
             x_rows, bias, residual_rows, y, key, iteration, sample_index, positions,
-            rows, cols, x_rows.stride(0), residual_rows.stride(0), batch, keep_threshold(probability),
-            1.0 / (1.0 - probability), key is not None, cols % 4 == 0 and config.block_cols >= 4,
+            rows, cols, x_rows.stride(0), residual_rows.stride(0), batch, HIDDEN_LANES.threshold(probability),
+            HIDDEN_LANES.scale(probability), key is not None, cols % 8 == 0,
             config.block_rows, config.block_cols, num_warps=config.num_warps,
         )  # fmt: skip
     return y
@@ -172,8 +194,8 @@ def backward(
     with on_device_of(dy):
         _bias_dropout_add_bwd_kernel[(strips * splits,)](
             dy_rows, dx, partial, key, iteration, sample_index, positions,
-            rows, cols, dy_rows.stride(0), batch, keep_threshold(probability), 1.0 / (1.0 - probability),
-            splits, key is not None, cols % 4 == 0 and config.block_cols >= 4,
+            rows, cols, dy_rows.stride(0), batch, HIDDEN_LANES.threshold(probability),
+            HIDDEN_LANES.scale(probability), splits, key is not None, cols % 8 == 0,
             config.block_rows, config.block_cols, num_warps=config.num_warps,
         )  # fmt: skip
         if partial is not None:

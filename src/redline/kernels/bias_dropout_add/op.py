@@ -91,7 +91,8 @@ def bias_dropout_add(
 
     Shapes: x, residual [S, B, H] of any strides (copied where rows have none in common), bias [H].
     Args:
-        probability: of dropping an element; 0 (or no draw: evaluation) drops nothing.
+        probability: of dropping an element, applied in steps of 2^-16, survivors scaled by what is applied;
+            0 (or no draw: evaluation) drops nothing.
         draw: what the mask is a function of. The iteration is a tensor on the device, so that a CUDA graph
             and a compiled graph serve every step; it must keep its value until backward has run.
         main_grad: [H] buffer to which the bias's gradient is added; the bias then gets none of its own.
