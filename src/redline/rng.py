@@ -42,8 +42,8 @@ def stream_key(seed: int, *names: str | int) -> tuple[int, int]:
 class Lanes:
     """How a kind of dropout reads the 128 bits of a block: `bits` of them an element.
 
-    A probability is applied as the nearest multiple of 2^-bits, never as 0 or 1 where it is neither. The factor
-    of survivors follows what is applied, so that expectations stay exact.
+    A probability is applied as the nearest multiple of 2^-bits, never as 0 or 1 where it is neither. The
+    factor of survivors follows what is applied, so that expectations stay exact.
     """
 
     bits: int

@@ -21,6 +21,7 @@ from redline.formulas.loss_chunks import logit_columns, loss_chunk_tokens
 from redline.formulas.recompute import NOTHING
 from redline.formulas.shape import ModelShape
 from redline.formulas.state import ITEM_BYTES
+from redline.rng import ATTENTION_LANES, HIDDEN_LANES, Lanes
 
 
 def loss_workspace(shape: ModelShape, run: MicrobatchShape) -> tuple[Held, ...]:
@@ -81,10 +82,14 @@ def mlp_workspace(shape: ModelShape, run: MicrobatchShape, again: bool = False) 
     if shape.bias_linear and plain and w > e:  # then what the activation will keep does not exist yet
         later = total_bytes(between_gemms(shape, run)) - T * shape.fc1_size * e + T * F * e
         forward.append(Held("mlp", "mlp.fc1", "wide output with its bias", T * shape.fc1_size * w - later))
-    if shape.hidden_dropout and "bias_dropout_add" not in run.fused:
-        draws.append(Held("mlp", "mlp.dropout", "mask drawing", _mask_drawing(run.seq_length * H, run)))
     stream = Held("mlp", "mlp", "gradient of the residual stream", 2 * run.rows * H * e)
     backward = _fp8_mlp_backward(shape, run) if run.fp8_mlp else [*_mlp_backward(shape, run), stream]
+    if shape.hidden_dropout and "bias_dropout_add" not in run.fused:
+        drawing = _mask_drawing(run.seq_length * H, HIDDEN_LANES, run)
+        draws.append(Held("mlp", "mlp.dropout", "mask drawing", drawing))
+        # Beside that of the stream, which a nested backward counts once more.
+        dropped = (1 if again else 2) * run.rows * H * e
+        backward.append(Held("mlp", "mlp.dropout", "gradients before and behind the factor", dropped))
     if again:
         forward.append(stream)
         draws.append(stream)
@@ -171,7 +176,8 @@ def attention_workspace(shape: ModelShape, run: MicrobatchShape) -> tuple[Held, 
     backward = P * w * (4 if run.device == "cuda" else 3)  # CUDA's softmax makes a product of its own
     drawing = 0
     if shape.attention_dropout:
-        drawing = P * (w + (rounded or cleared)) + _mask_drawing(P // run.micro_batch_size, run)
+        words = _mask_drawing(P // run.micro_batch_size, ATTENTION_LANES, run)
+        drawing = P * (w + (rounded or cleared)) + words
     saved = [
         held.num_bytes for held in attention_tensors(shape, run) if held.what in ("softmax", "probabilities")
     ]
@@ -184,15 +190,15 @@ def _fused_softmax_workspace(shape: ModelShape, run: MicrobatchShape, P: int) ->
     forward, backward = 2 * P * run.item, 3 * P * run.item
     drawing = 0
     if shape.attention_dropout:
-        drawing = P * run.item + _mask_drawing(P // run.micro_batch_size, run)
+        drawing = P * run.item + _mask_drawing(P // run.micro_batch_size, ATTENTION_LANES, run)
     saved = [held.num_bytes for held in attention_tensors(shape, run) if "probabilities" in held.what]
     elsewhere = sum(saved) + run.tokens * shape.q_size * run.item
     return Held("attention", "attention.core", "scores", max(forward, drawing, backward) - elsewhere)
 
 
-def _mask_drawing(elements: int, run: MicrobatchShape) -> int:
-    """64-bit words alive at once while masks of `elements` a sample are drawn, one word for four elements.
+def _mask_drawing(elements: int, lanes: Lanes, run: MicrobatchShape) -> int:
+    """Bytes of the 64-bit words alive at once while masks of `elements` a sample are drawn, 13 a block.
 
-    Of the 13 words ten depend on the sample, three only on the place in it.
+    Ten of them depend on the sample, three only on the place in it.
     """
-    return elements * INT64 // 4 * (10 * run.micro_batch_size + 3)
+    return elements * INT64 // lanes.in_block * (10 * run.micro_batch_size + 3)
