@@ -22,8 +22,7 @@ def _case(S: int, B: int, num_heads: int, num_groups: int, head_dim: int, kind: 
 
     def run(fn: Any) -> Provider:
         def call(qkv: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
-            q_weight, k_weight = weights or (None, None)
-            outputs: tuple[Tensor, ...] = fn(qkv, QKNormParams(q_weight=q_weight, k_weight=k_weight))
+            outputs: tuple[Tensor, ...] = fn(qkv, QKNormParams(*weights))
             return outputs
 
         return call

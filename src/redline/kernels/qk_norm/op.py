@@ -149,11 +149,11 @@ def qk_norm(
 def _check_params(params: QKNormParams, head_dim: int, kind: Kind) -> None:
     if kind not in KINDS:
         raise ShapeError(f"qk_norm: kind={kind!r} is not one of {KINDS}.")
-    without = kind == "l2"
+    q_weight, k_weight, q_bias, k_bias, *_ = params
     if not (
-        (params.q_weight is None) == (params.k_weight is None) == without
-        and (params.q_bias is None) == (params.k_bias is None)
-        and (kind == "layer" or params.q_bias is None)
+        (q_weight is None) == (k_weight is None) == (kind == "l2")
+        and (q_bias is None) == (k_bias is None)
+        and (kind == "layer" or q_bias is None)
     ):
         raise ShapeError(
             f"qk_norm: these weights and biases are not those of kind {kind!r}.",
