@@ -78,7 +78,7 @@ ADAM = {
     "exp_avg_sq_top": "i16", "hyper": "fp64", "grad_factor": "fp64", "found_inf": "fp64", "starts": "i64",
     "groups": "i32", "first": "i32",
 }  # fmt: skip
-SWITCHES = ("MAIN", "REMAINDER", "FIRST_CODED", "SECOND_CODED", "NOISY", "FACTOR", "SKIPPABLE", "SEGMENTED")
+ADAM_FORM = {"REMAINDER": True, "NOISY": True, "PER": 64, "BLOCK": 1024}
 UNHINTED = {"READ": "", "WRITE": ""}
 FP8_STATE = {"scale": "fp32", "amax": "fp32"}
 FP8_ROW = {"BLOCK_ROWS": 1, "BLOCK_COLS": 4096}
@@ -90,15 +90,14 @@ KERNELS = (
     Kernel(  # a top is 2 bytes, and the only access so narrow
         "adamw.kernel:_adamw_kernel",
         ADAM,
-        dict.fromkeys(SWITCHES, True) | {"PER": 64, "BLOCK": 1024},
+        ADAM_FORM,
         wide=False,
     ),
     Kernel(
         "adamw.kernel:_adamw_kernel",
         {name: kind for name, kind in ADAM.items() if "_top" not in name}
         | {"exp_avg": "bf16", "exp_avg_sq": "bf16"},
-        dict.fromkeys(SWITCHES, True)
-        | {"FIRST_CODED": False, "SECOND_CODED": False, "PER": 64, "BLOCK": 1024},
+        ADAM_FORM,
     ),
     Kernel("norm_triton:_norm_fwd_kernel", NORM_F, ROW | {"BLOCK_ROWS": 2}, 8),
     Kernel("norm_triton:_norm_bwd_kernel", NORM_B, ROW | {"PREFETCH": True}, 8, registers=128),

@@ -44,11 +44,9 @@ def _noise(p, hyper_ptr):
 
 
 @triton.jit
-def _load_moment(
-    moment_ptr, top_ptr, index, mask, CODED: tl.constexpr, SIGNED: tl.constexpr, PER: tl.constexpr
-):
+def _load_moment(moment_ptr, top_ptr, index, mask, SIGNED: tl.constexpr, PER: tl.constexpr):
     x = tl.load(moment_ptr + index, mask=mask, other=0)
-    if CODED:  # codes.py says what they are
+    if top_ptr is not None:  # codes.py says what they are
         LARGEST: tl.constexpr = 127 if SIGNED else 255
         code = x.to(tl.int32)
         steps = code & LARGEST
@@ -64,10 +62,9 @@ def _load_moment(
 
 @triton.jit
 def _store_moment(
-    moment_ptr, top_ptr, x, noise, index, end, CODED: tl.constexpr, SIGNED: tl.constexpr, PER: tl.constexpr,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
-    if CODED:
+    moment_ptr, top_ptr, x, noise, index, end, SIGNED: tl.constexpr, PER: tl.constexpr, BLOCK: tl.constexpr
+):
+    if top_ptr is not None:
         LARGEST: tl.constexpr = 127 if SIGNED else 255
         LEAST: tl.constexpr = 0 if SIGNED else 1
         bits = x.to(tl.int32, bitcast=True)
@@ -95,26 +92,25 @@ def _adamw_kernel(
     param_ptr, main_ptr, grad_ptr, exp_avg_ptr, exp_avg_sq_ptr, exp_avg_top_ptr, exp_avg_sq_top_ptr,
     hyper_ptr, grad_factor_ptr, found_inf_ptr, starts_ptr, groups_ptr, first_ptr, num_elements,
     beta1, one_minus_beta1, beta2, one_minus_beta2, eps,
-    MAIN: tl.constexpr, REMAINDER: tl.constexpr, FIRST_CODED: tl.constexpr, SECOND_CODED: tl.constexpr,
-    NOISY: tl.constexpr, FACTOR: tl.constexpr, SKIPPABLE: tl.constexpr, SEGMENTED: tl.constexpr,
-    PER: tl.constexpr, BLOCK: tl.constexpr,
+    REMAINDER: tl.constexpr, NOISY: tl.constexpr, PER: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """A pointer may be None. REMAINDER: main is one; NOISY: noise rounds a moment."""
     block_start = tl.program_id(0).to(tl.int64) * BLOCK
     index = block_start + tl.arange(0, BLOCK)
     mask = index < num_elements
     g = tl.load(grad_ptr + index, mask=mask, other=0.0).to(tl.float32)
-    m = _load_moment(exp_avg_ptr, exp_avg_top_ptr, index, mask, FIRST_CODED, True, PER)
-    v = _load_moment(exp_avg_sq_ptr, exp_avg_sq_top_ptr, index, mask, SECOND_CODED, False, PER)
+    m = _load_moment(exp_avg_ptr, exp_avg_top_ptr, index, mask, True, PER)
+    v = _load_moment(exp_avg_sq_ptr, exp_avg_sq_top_ptr, index, mask, False, PER)
     if REMAINDER:
         p = _join(
             tl.load(param_ptr + index, mask=mask, other=0.0), tl.load(main_ptr + index, mask=mask, other=0)
         )
-    elif MAIN:
+    elif main_ptr is not None:
         p = tl.load(main_ptr + index, mask=mask, other=0.0).to(tl.float32)
     else:
         p = tl.load(param_ptr + index, mask=mask, other=0.0).to(tl.float32)
 
-    if SEGMENTED:
+    if starts_ptr is not None:
         segment = tl.load(first_ptr + tl.program_id(0))
         first_lr, first_decay = _group_values(hyper_ptr, groups_ptr, segment)
         lr = tl.zeros([BLOCK], tl.float32) + first_lr
@@ -131,7 +127,7 @@ def _adamw_kernel(
         lr = tl.load(hyper_ptr + 3).to(tl.float32)
         weight_decay = tl.load(hyper_ptr + 4).to(tl.float32)
 
-    if FACTOR:
+    if grad_factor_ptr is not None:
         g *= tl.load(grad_factor_ptr).to(tl.float32)
     m = beta1 * m + one_minus_beta1 * g
     v = beta2 * v + one_minus_beta2 * g * g
@@ -140,16 +136,14 @@ def _adamw_kernel(
     p -= lr * (step + weight_decay * p)
 
     end = num_elements
-    if SKIPPABLE:
+    if found_inf_ptr is not None:
         end = tl.where(tl.load(found_inf_ptr) == 0, num_elements, 0)
     mask = index < end
     noise = tl.zeros([BLOCK], tl.uint32)
     if NOISY:
         noise = _noise(p, hyper_ptr)
-    _store_moment(exp_avg_ptr, exp_avg_top_ptr, m, noise & 0xFFFFF, index, end, FIRST_CODED, True, PER, BLOCK)
-    _store_moment(
-        exp_avg_sq_ptr, exp_avg_sq_top_ptr, v, noise >> 12, index, end, SECOND_CODED, False, PER, BLOCK
-    )
+    _store_moment(exp_avg_ptr, exp_avg_top_ptr, m, noise & 0xFFFFF, index, end, True, PER, BLOCK)
+    _store_moment(exp_avg_sq_ptr, exp_avg_sq_top_ptr, v, noise >> 12, index, end, False, PER, BLOCK)
     if REMAINDER:
         bits = tl.where(p == p, p, float("nan")).to(tl.int32, bitcast=True)
         high = (bits >> 16) + ((bits >> 15) & 1)
@@ -157,7 +151,7 @@ def _adamw_kernel(
         tl.store(main_ptr + index, bits.to(tl.int16), mask=mask)
     else:
         tl.store(param_ptr + index, p.to(param_ptr.dtype.element_ty), mask=mask)
-        if MAIN:
+        if main_ptr is not None:
             tl.store(main_ptr + index, p.to(main_ptr.dtype.element_ty), mask=mask)
 
 
@@ -175,9 +169,7 @@ def step(
         _adamw_kernel[(ceil_div(num_elements, BLOCK),)](
             param, main, grad, exp_avg, exp_avg_sq, exp_avg_top, exp_avg_sq_top, hyper, grad_factor,
             found_inf, starts, groups, first, num_elements, beta1, 1.0 - beta1, beta2, 1.0 - beta2, eps,
-            MAIN=main is not None, REMAINDER=main is not None and main.dtype == torch.int16,
-            FIRST_CODED=exp_avg_top is not None, SECOND_CODED=exp_avg_sq_top is not None,
-            NOISY=exp_avg.dtype in ROUNDED or exp_avg_sq.dtype in ROUNDED,
-            FACTOR=grad_factor is not None, SKIPPABLE=found_inf is not None, SEGMENTED=starts is not None,
-            PER=CODE_BLOCK, BLOCK=BLOCK, num_warps=BLOCK // 256,
+            main is not None and main.dtype == torch.int16,
+            exp_avg.dtype in ROUNDED or exp_avg_sq.dtype in ROUNDED,
+            CODE_BLOCK, BLOCK, num_warps=BLOCK // 256,
         )  # fmt: skip
