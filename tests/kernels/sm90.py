@@ -162,6 +162,12 @@ KERNELS = (
         TILE | {"DROP": True, "OCTETS": True},
         draws=True,
     ),
+    Kernel(  # Triton makes a constant of an argument that is 1
+        "bias_dropout_add.kernel:_bias_dropout_add_bwd_kernel",
+        {"dy": "bf16", "dx": "bf16", "partial": "fp32"} | DRAW,
+        TILE | {"DROP": True, "OCTETS": True, "batch": 1, "splits": 1, "threshold": 1},
+        draws=True,
+    ),
     Kernel(
         "bias_dropout_add.kernel:_bias_dropout_add_fwd_kernel",
         {"x": "bf16", "residual": "bf16", "y": "bf16"} | DRAW,
