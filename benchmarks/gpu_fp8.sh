@@ -33,7 +33,7 @@ steps() {
   local large="--preset llama3-8b --num-layers 8" small="--preset llama3.2-1b"
   step 8b-bf16 $large --micro-batch-size 1 --global-batch-size 4
   step 8b-fp8 $large --micro-batch-size 1 --global-batch-size 4 --fp8
-  step 8b-fp8-stored $large --micro-batch-size 1 --global-batch-size 4 --fp8 --use-distributed-optimizer --fp8-param-gather
+  step 8b-fp8-beside $large --micro-batch-size 1 --global-batch-size 4 --fp8 --no-fp8-param-gather
   step 8b-fp8-mbs2 $large --micro-batch-size 2 --global-batch-size 4 --fp8
   step 8b-bf16-mbs4 $large --micro-batch-size 4 --global-batch-size 4
   step 8b-fp8-mbs4 $large --micro-batch-size 4 --global-batch-size 4 --fp8

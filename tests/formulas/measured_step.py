@@ -50,7 +50,8 @@ def put_into_fp8(model, run):
     """
     names = [name for name, _, _ in gemm_sites(model.shape)]
     state = Fp8State(names, Fp8Spec(history_len=4), "cpu", kernels=True)
-    gemms = Fp8Gemms(model, state, fused=run.fused, keeps_transposed=run.fp8_copies == 2)
+    both, output = run.fp8_copies == 2, run.keeps_attention_output
+    gemms = Fp8Gemms(model, state, fused=run.fused, keeps_transposed=both, keeps_output=output)
     state.steps = 1
     gemms.begin_step()
     for gemm in gemms.gemms.values():

@@ -12,8 +12,9 @@ import torch
 
 from redline.config import parse_args
 from redline.errors import CheckpointError, ConfigError
+from redline.formulas.activations import MicrobatchShape
 from redline.hardware import Hardware
-from redline.model.fp8 import Fp8Gemm
+from redline.model.fp8 import Fp8Gemm, Fp8Site
 from redline.plan import make_plan
 from redline.run.fp8 import Fp8Watch
 
@@ -45,6 +46,29 @@ def test_another_format_starts_the_scales_anew(train: Any) -> None:
     train("run", f"{FLAGS} --fp8 --exit-interval 3")
     resumed = train("run", f"{FLAGS} --fp8-e4m3 --load run --log-interval 1")
     assert "fp8 scales: measured anew" in resumed.output and "fp8 cut off" not in resumed.output
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"fp8_recipe": "tensorwise"}, {"recompute_granularity": "full", "recompute_method": "block",
+                                        "recompute_num_layers": 1}],
+    ids=["delayed", "tensorwise", "recomputed"],
+)  # fmt: skip
+def test_the_input_of_proj_is_attention_s_output(
+    more: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kept once, in 16 bits, and cast again: the bits of a copy in fp8 that is kept, over microbatches."""
+    values = {**FP8, "hidden_dropout": 0.0, "attention_dropout": 0.0, "micro_batch_size": 1, **more}
+    losses, kept = [], []
+    for again in (True, False):
+        monkeypatch.setattr(MicrobatchShape, "keeps_attention_output", again)
+        run = opened(tmp_path, values)
+        sites = [layer.attention.proj_site for layer in run.state.model.layers]
+        assert all(isinstance(site, Fp8Site) and site.again == again for site in sites)
+        losses.append([(step.loss, step.result.grad_norm) for step in take_steps(run)])
+        kept.append([tensor.clone() for tensor in run.state.tensors().values()])
+    assert losses[0] == losses[1]
+    assert all(torch.equal(one, other) for one, other in zip(*kept, strict=True))
 
 
 def test_an_evaluation_leaves_training_alone(tmp_path: Path) -> None:

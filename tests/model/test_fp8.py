@@ -6,6 +6,7 @@ import pytest
 import torch
 from model_cases import gradients, make_batch, make_dropout, make_model, make_shape, run_loss
 
+from redline.build.compile import why_not
 from redline.formulas.operators import WITHOUT_LOGITS
 from redline.model import Fp8Gemms, fp8, fused_ops, local_ops
 from redline.model.fp8 import Fp8Gemm, Fp8Site
@@ -120,6 +121,61 @@ def test_a_site_with_scales_of_blocks(recipe, wgrad, tokens, kernel_device):
     }
     assert all(gap < 0.05 for gap in gaps[recipe]), gaps
     assert gaps["tensorwise"][1] > 0.3  # half of the gradient's rows are gone
+
+
+@pytest.mark.parametrize("recipe", ["delayed", "tensorwise", "blockwise", "mxfp8"])
+def test_an_input_that_is_kept_elsewhere_is_cast_again_to_the_bit(recipe, kernel_device):
+    """Also where scales are measured, over microbatches; what is saved is the input itself, and no copy."""
+    generator, found = torch.Generator().manual_seed(2), []
+    x_STI, dy_STO = (
+        torch.randn(2, 3, 25, 128, generator=generator).to(kernel_device, torch.bfloat16) for _ in "xy"
+    )
+    weight = torch.randn(128, 128, generator=generator).to(kernel_device, torch.bfloat16)
+    for again in (False, True):
+        layer = Linear(128, 128, bias=False, linear=None, dtype=torch.bfloat16)
+        layer.weight = torch.nn.Parameter(weight.clone())
+        layer.weight.main_grad = torch.zeros(128, 128, device=kernel_device)
+        spec = Fp8Spec(recipe=recipe, format="e4m3", history_len=1, emulate=True)
+        state = Fp8State(["site"], spec, kernel_device, kernels=kernel_device == "cuda")
+        gemm = (BlockGemm if spec.blocks else Fp8Gemm)("site", layer, state)
+        site, results = Fp8Site(None, gemm, fuse_wgrad=True, again=again), []
+        for _ in range(2):  # measured, then by the history
+            gemm.refresh()
+            for x, dy in zip(x_STI, dy_STO, strict=True):
+                leaf = x.clone().requires_grad_()
+                y = site(leaf)
+                kept = y.grad_fn.saved_tensors[0]
+                assert (kept.data_ptr() == leaf.data_ptr()) == again == (kept.dtype == torch.bfloat16)
+                y.backward(dy)
+                results += [y.detach(), leaf.grad]
+            state.step()
+        found.append([*results, layer.weight.main_grad, *state.tensors().values()])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+def test_compiled_code_leaves_an_input_that_is_kept_alone(kernel_device):
+    """It writes into the memory of what nobody reads any more; so autograd is asked to keep it."""
+    if reason := why_not(kernel_device):
+        pytest.skip(reason)
+    torch._dynamo.reset()
+    generator, token, grads = torch.Generator().manual_seed(2), torch.zeros(1, device=kernel_device), []
+    x, weight = (torch.randn(n, 64, generator=generator).to(kernel_device, torch.bfloat16) for n in (32, 64))
+    for compiled in (False, True):
+        layer = Linear(64, 64, bias=False, linear=None, dtype=torch.bfloat16)
+        layer.weight = torch.nn.Parameter(weight)
+        layer.weight.main_grad = torch.zeros(64, 64, device=kernel_device)
+        gemm = Fp8Gemm("site", layer, Fp8State(["site"], Fp8Spec(wgrad=False), kernel_device))
+        gemm.refresh()
+        site = Fp8Site(None, gemm, fuse_wgrad=True, token=token if compiled else None)
+
+        def run(x, site=site):
+            y = site(2 * x)
+            return y, y + 1
+
+        made = torch.compile(run, fullgraph=True) if compiled else run
+        sum(made(x.clone().requires_grad_())).sum().backward()
+        grads.append(layer.weight.main_grad)
+    torch.testing.assert_close(grads[1], grads[0], rtol=0.02, atol=0.02 * grads[0].abs().max().item())
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "geglu", "limited", "gpt-nopos"])

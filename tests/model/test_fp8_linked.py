@@ -78,7 +78,8 @@ def site(function: Any, rows: int, tp: TensorParallel) -> tuple[Tensor, Tensor]:
     gemm = Fp8Gemm("site", layer, Fp8State(["site"], Fp8Spec(recipe="tensorwise"), "cpu"))
     gemm.refresh()
     x = torch.randn(rows, 1, 32).bfloat16().requires_grad_()
-    return x, function.apply(x, layer.weight, None, gemm, tp)
+    more = (False,) if function is LinkedRowFn else ()
+    return x, function.apply(x, layer.weight, None, gemm, tp, *more)
 
 
 @pytest.mark.parametrize("bulk_wgrad", [True, False])

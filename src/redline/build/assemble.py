@@ -234,6 +234,7 @@ def make_fp8(
         params=params,
         keeps_transposed=options.keep_fp8_transpose_cache,
         compiled=config.compile.use_torch_compile,
+        keeps_output=plan.microbatch.keeps_attention_output,
         linked=config.overlap.tp_comm_overlap,
         arrival=ranks.gatherer.before if plan.data_parallel.overlap_gather else None,
     )

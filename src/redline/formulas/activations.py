@@ -100,7 +100,13 @@ class MicrobatchShape:
 
     def operand(self, gemm: str) -> int:
         """Bytes of an element of the input that one of GEMMS keeps."""
-        return 1 if self.in_fp8(gemm) else self.item
+        whole = gemm == "attention.proj" and self.keeps_attention_output  # kept once, and cast again
+        return 1 if self.in_fp8(gemm) and not whole else self.item
+
+    @property
+    def keeps_attention_output(self) -> bool:
+        """Whether attention keeps its output for its own backward."""
+        return self.attention != "unfused" and not self.recompute.drops("core_attn")
 
     @property
     def fp8_mlp(self) -> bool:
@@ -207,6 +213,9 @@ def rebuilt_by_layer(shape: ModelShape, run: MicrobatchShape) -> tuple[Held, ...
     if run.recompute.drops("core_attn"):
         kept = set(attention_tensors(shape, run))
         again += [held for held in attention_tensors(shape, plain) if held not in kept]
+        if run.in_fp8("attention.proj") and plain.keeps_attention_output:
+            size = run.tokens * shape.q_size * run.item
+            again.append(Held("attention", "attention.core", "output", size))
     if run.recompute.drops("mlp"):
         again += [held for held in _made_by_layer(shape, plain) if held.part == "mlp"]
         again.append(Held("mlp", "mlp", "input, kept once", -shared_stream(shape, run)))
@@ -356,9 +365,7 @@ def attention_tensors(shape: ModelShape, run: MicrobatchShape) -> Iterator[Held]
         return
     if not unfused:
         yield Held("attention", "attention.core", "log-sum-exp", T * N * ITEM_BYTES["fp32"])
-        if run.in_fp8("attention.proj"):  # else it is the input of proj
-            yield Held("attention", "attention.core", "output", T * q * e)
-        return
+        return  # its output is the input of proj
     P = run.micro_batch_size * N * S * S
     if "masked_softmax" in run.fused:
         yield Held("attention", "attention.core", "probabilities", P * e)

@@ -125,15 +125,26 @@ def _mlp_backward(shape: ModelShape, run: MicrobatchShape) -> list[Held]:
 
 
 def _fp8_mlp_backward(shape: ModelShape, run: MicrobatchShape) -> list[Held]:
-    """The MLP as one Function: what it saved stays to its end, where fc1's weight gradient is made."""
+    """The MLP as one Function, which drops what it saved once it has read it; of its steps the fullest."""
     T, H, F, F1, e = run.tokens, shape.hidden, shape.ffn, shape.fc1_size, run.item
-    return [
-        Held("mlp", "mlp.activation", "gradient of the output", T * F * e),
-        Held("mlp", "mlp.fc1", "gradient of the output in fp8, both layouts", 2 * T * F1),
-        Held("mlp", "mlp.fc1", "gradient of the input", T * H * e),
-        _fp8_operand(T * H, F1 * H, run),
-        Held("mlp", "mlp", "gradient of the residual stream", run.rows * H * e),
+    operand = Held("mlp", "mlp.fc2", "input, dropped", -T * F)
+    layouts = Held("mlp", "mlp.fc1", "gradient of the output in fp8, both layouts", 2 * T * F1)
+    fc2 = [
+        Held("mlp", "mlp.fc2", "gradient of the output in fp8, both layouts", 2 * T * H),
+        _fp8_products(T * F, H * F, run),
     ]
+    activation = [Held("mlp", "mlp.activation", "gradient of the output", T * F * e), operand, layouts]
+    output = Held("mlp", "mlp.activation", "output of fc1, dropped", -T * F1 * e)
+    fc1 = [operand, output, layouts, _fp8_products(T * H, F1 * H, run)]
+    stream = Held("mlp", "mlp", "gradient of the residual stream", run.rows * H * e)
+    return [*max(fc2, activation, fc1, key=total_bytes), stream]
+
+
+def _fp8_products(size: int, weight: int, run: MicrobatchShape) -> Held:
+    """Beside the weight gradient first, then beside that of the input of `size` elements."""
+    first = _fp8_operand(size, weight, run).num_bytes
+    turned = weight if run.fp8_copies == 1 else 0
+    return Held("mlp", "mlp", "transposed operand, product in fp8", max(first, turned + size * run.item))
 
 
 def _fp8_operand(size: int, weight: int, run: MicrobatchShape) -> Held:

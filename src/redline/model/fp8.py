@@ -4,8 +4,9 @@
     dgrad   dx = dy w        dy in E5M2 (hybrid)
     wgrad   dw += dy^T x     both transposed copies, straight into main_grad
 
-What a site keeps for backward is the fp8 copy of x: one byte a value. The weight is cast once a step, in both
-layout or both, and serves every microbatch. fp8_fused.py joins norm and activation with their casts.
+What a site keeps for backward is the fp8 copy of x, one byte a value; nothing where attention keeps x itself,
+of which the copy is then made again. The weight is cast once a step and serves every microbatch. fp8_fused.py
+joins norm and activation with their casts.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class SiteGemm(Protocol):
 
     def refresh(self) -> None: ...
 
-    def cast_input(self, x_TI: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]: ...
+    def cast_input(self, x_TI: Tensor, *, columns: bool = True) -> tuple[Tensor, Tensor, Tensor, Tensor]: ...
 
     def fprop(self, q_TI: Tensor, inverse: Tensor, dtype: torch.dtype) -> Tensor: ...
 
@@ -70,6 +71,8 @@ class SiteGemm(Protocol):
     def dgrad(self, dy: Operand, dtype: torch.dtype) -> Tensor: ...
 
     def wgrad(self, main_grad_OI: Tensor, dy: Operand, kept: Tensor, inverse: Tensor) -> None: ...
+
+    def wgrad_again(self, main_grad_OI: Tensor, dy: Operand, x_TI: Tensor) -> None: ...
 
 
 class Fp8Gemm:
@@ -135,8 +138,11 @@ class Fp8Gemm:
         self._turned = True  # a stored weight arrives after `refresh`, so it is turned when first asked for
         return self.q_IO.copy_(q_IO)
 
-    def cast_input(self, x_TI: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """(what forward reads and its scale, what is kept for the weight gradient and its scale)."""
+    def cast_input(self, x_TI: Tensor, *, columns: bool = True) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """(what forward reads and its scale, what is kept for the weight gradient and its scale).
+
+        columns: make a layout that the weight gradient alone reads. Here there is none: it reads the same.
+        """
         q_TI, _, inverse = self.state.cast(x_TI, self.x, among=self._shares.get("x"))
         return q_TI, inverse, q_TI, inverse
 
@@ -158,7 +164,15 @@ class Fp8Gemm:
 
     def wgrad(self, main_grad_OI: Tensor, dy: Operand, q_TI: Tensor, inverse: Tensor) -> None:
         """main_grad += dy^T x."""
-        q_IT = fp8.transpose(q_TI, self.state.kernels)
+        self._add_wgrad(main_grad_OI, dy, fp8.transpose(q_TI, self.state.kernels), inverse)
+
+    def wgrad_again(self, main_grad_OI: Tensor, dy: Operand, x_TI: Tensor) -> None:
+        """The same bits, of x as it was before its cast, which is made again in the layout that is needed."""
+        among = self._shares.get("x")
+        _, q_IT, inverse = self.state.cast(x_TI, self.x, rows=False, columns=True, among=among)
+        self._add_wgrad(main_grad_OI, dy, q_IT, inverse)
+
+    def _add_wgrad(self, main_grad_OI: Tensor, dy: Operand, q_IT: Tensor, inverse: Tensor) -> None:
         fp8.add_wgrad(main_grad_OI, dy.q_CT, q_IT, dy.inverse, inverse, self.fresh)
         self.fresh = False
 
@@ -170,25 +184,30 @@ def as_output(y_TO: Tensor, x: Tensor) -> Tensor:
 
 
 class Fp8GemmFn(torch.autograd.Function):
-    """y = x W^T + b in fp8. Saves x in fp8, or as it is where the weight gradient is not computed in fp8."""
+    """y = x W^T + b in fp8. Saves x in fp8, or as it is: where the weight gradient is not computed in fp8,
+    and with `again`, where somebody else keeps it too."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None, gemm: SiteGemm, fuse_wgrad: bool
-    ) -> Tensor:
-        q_TI, inverse = Fp8GemmFn.cast(ctx, x, weight_OI, bias_O, gemm, fuse_wgrad)
-        y_TO = gemm.fprop(q_TI, inverse, x.dtype)[: x.shape[:-1].numel()]
+    def forward(ctx: Any, x: Tensor, *rest: Any) -> Tensor:
+        q_TI, inverse = Fp8GemmFn.cast(ctx, x, *rest)
+        y_TO = ctx.gemm.fprop(q_TI, inverse, x.dtype)[: x.shape[:-1].numel()]
         return as_output(y_TO, x)
 
     @staticmethod
     def cast(
-        ctx: Any, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None, gemm: SiteGemm, fuse_wgrad: bool
+        ctx: Any,
+        x: Tensor,
+        weight_OI: Tensor,
+        bias_O: Tensor | None,
+        gemm: SiteGemm,
+        fuse_wgrad: bool,
+        again: bool,
     ) -> tuple[Tensor, Tensor]:
         """The operand of the product and its scale; the context gets all that backward asks of it."""
-        x_TI = x.flatten(0, -2)
-        q_TI, inverse, kept, kept_inverse = gemm.cast_input(x_TI)
-        ctx.save_for_backward(kept if gemm.state.spec.wgrad else x_TI, kept_inverse)
-        ctx.gemm, ctx.fuse_wgrad = gemm, fuse_wgrad
+        as_it_is = again or not gemm.state.spec.wgrad
+        q_TI, inverse, kept, kept_inverse = gemm.cast_input(x.flatten(0, -2), columns=not as_it_is)
+        ctx.save_for_backward(x if as_it_is else kept, kept_inverse)
+        ctx.gemm, ctx.fuse_wgrad, ctx.again = gemm, fuse_wgrad, again
         ctx.main_grads = main_grad_of(weight_OI), main_grad_of(bias_O)
         return q_TI, inverse
 
@@ -205,11 +224,13 @@ class Fp8GemmFn(torch.autograd.Function):
         weight_grad = None
         if needs_weight:
             total, weight_grad = weight_total(ctx, gemm)
-            if in_fp8:
-                gemm.wgrad(total, operand, kept, inverse)
-            else:
+            if not in_fp8:
                 add_wgrad(total, dy_TO, kept.flatten(0, -2), ctx.fuse_wgrad)
-        return dx, weight_grad, bias_grad(ctx, dy_TO), None, None
+            elif ctx.again:
+                gemm.wgrad_again(total, operand, kept.flatten(0, -2))
+            else:
+                gemm.wgrad(total, operand, kept, inverse)
+        return dx, weight_grad, bias_grad(ctx, dy_TO), None, None, None
 
 
 def weight_total(ctx: Any, gemm: SiteGemm) -> tuple[Tensor, Tensor | None]:
@@ -240,6 +261,7 @@ class Fp8Site:
 
     token: the site is part of a compiled block, and its GEMM one node there (fp8_opaque.py).
     dropped: and of a part of the block that keeps its input alone.
+    again: the input is kept as it is by what made it; the weight gradient's operand is cast from it.
     """
 
     def __init__(
@@ -251,14 +273,16 @@ class Fp8Site:
         rebuild: bool = False,
         token: Tensor | None = None,
         dropped: bool = False,
+        again: bool = False,
     ) -> None:
-        self.prologue, self.gemm, self.fuse_wgrad, self.rebuild = prologue, gemm, fuse_wgrad, rebuild
+        self.prologue, self.gemm, self.rebuild, self.again = prologue, gemm, rebuild, again
+        self._rest = gemm.linear.weight, self._bias(), gemm, fuse_wgrad, again
         self.opaque: OpaqueSite | None = None
         if token is not None:
-            linear = gemm.linear
-            rest = linear.weight, self._bias(), gemm, fuse_wgrad
-            again = dropped or (rebuild and prologue is not None)
-            self.opaque = OpaqueSite(Fp8GemmFn, rest, len(linear.weight), token, again=again)
+            remade = dropped or (rebuild and prologue is not None)
+            width = len(gemm.linear.weight)
+            keeps_x = again or not gemm.state.spec.wgrad
+            self.opaque = OpaqueSite(Fp8GemmFn, self._rest, width, token, again=remade, keeps_x=keeps_x)
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.prologue is None:
@@ -274,7 +298,7 @@ class Fp8Site:
         """The GEMM without what comes before it."""
         if self.opaque is not None:
             return self.opaque(x)
-        y: Tensor = Fp8GemmFn.apply(x, self.gemm.linear.weight, self._bias(), self.gemm, self.fuse_wgrad)
+        y: Tensor = Fp8GemmFn.apply(x, *self._rest)
         return y
 
     def _bias(self) -> Tensor | None:

@@ -45,9 +45,12 @@ class BlockGemm:
             kept.copy_(found)
         self.state.note_blocks(self.site, "w", self.linear.weight, self.weights[0])
 
-    def cast_input(self, x_TI: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """(what forward reads and its scales, what is kept for the weight gradient and its scales)."""
-        return self._cast(x_TI, "x", self.state.spec.wgrad)
+    def cast_input(self, x_TI: Tensor, *, columns: bool = True) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """(what forward reads and its scales, what is kept for the weight gradient and its scales).
+
+        columns: make the latter.
+        """
+        return self._cast(x_TI, "x", columns)
 
     def fprop(self, q_TI: Tensor, inverse: Tensor, dtype: torch.dtype) -> Tensor:
         """x W^T, with the bias unless a later operation adds it: [T', I] -> [T', O]."""
@@ -70,6 +73,10 @@ class BlockGemm:
         assert dy.inverse_t is not None
         found = self._gemm(dy.q_CT, q_IT, dy.inverse_t, inverse, False, main_grad_OI.dtype)
         main_grad_OI += found
+
+    def wgrad_again(self, main_grad_OI: Tensor, dy: Operand, x_TI: Tensor) -> None:
+        """The same bits, of x as it was before its cast."""
+        self.wgrad(main_grad_OI, dy, *self._cast(x_TI, "x", True)[2:])
 
     def _cast(
         self, x_TC: Tensor, operand: OperandName, columns: bool

@@ -116,7 +116,8 @@ class Fp8NormSite:
     def opaque(self, token: Tensor, *, dropped: bool = False) -> OpaqueSite:
         """The same for a compiled block, or for a part of one that keeps its input alone."""
         width = len(self.norm.gemm.linear.weight)
-        return OpaqueSite(Fp8NormGemmFn, (self.norm, *self.parameters), width, token, again=dropped)
+        rest = self.norm, *self.parameters
+        return OpaqueSite(Fp8NormGemmFn, rest, width, token, again=dropped, keeps_x=True)
 
 
 class Fp8MlpFn(torch.autograd.Function):
@@ -143,13 +144,15 @@ class Fp8MlpFn(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x_TH, q_TH, inverse_1, mean_T, rstd_T, h_TX, q_TF, inverse_2 = ctx.saved_tensors
+        ctx.maybe_clear_saved_tensors()  # the largest of a layer go as soon as they have been read
         mlp: Fp8Mlp = ctx.mlp
         dy_TH = dy.flatten(0, -2)
         q_TF = mlp.activate(h_TX)[0] if q_TF is None else q_TF
         da_TF = _through(mlp.fc2, mlp.fc2.cast_gradient(dy_TH), q_TF, inverse_2, dy.dtype)
-        dn_TH = _through(
-            mlp.fc1, mlp.activate_backward(da_TF, h_TX), mlp.norm.restore(q_TH, x_TH), inverse_1, dy.dtype
-        )
+        del q_TF
+        dh = mlp.activate_backward(da_TF, h_TX)
+        del da_TF, h_TX
+        dn_TH = _through(mlp.fc1, dh, mlp.norm.restore(q_TH, x_TH), inverse_1, dy.dtype)
         dx_TH = mlp.norm.backward(dn_TH, x_TH, mean_T, rstd_T)
         return dx_TH.view(dy.shape), None, *(None,) * (len(ctx.needs_input_grad) - 2)
 
@@ -205,18 +208,21 @@ class Fp8Mlp:
     def opaque(self, token: Tensor, *, dropped: bool) -> OpaqueSite:
         """The same for a compiled block; `dropped`: it keeps its input alone."""
         width = len(self.fc2.linear.weight)
-        return OpaqueSite(Fp8MlpFn, (self, *self.parameters), width, token, again=dropped)
+        rest = self, *self.parameters
+        return OpaqueSite(Fp8MlpFn, rest, width, token, again=dropped, keeps_x=True)
 
 
 def _through(gemm: Fp8Gemm, dy: Operand, q_TI: Tensor, inverse: Tensor, dtype: torch.dtype) -> Tensor:
-    """Both GEMMs of a backward: the weight gradient into main_grad, the gradient of the input returned."""
+    """Both GEMMs of a backward: the weight gradient into main_grad, the gradient of the input returned.
+
+    In this order, since the first needs the most memory beside it.
+    """
     weight_OI = gemm.linear.weight
-    dx_TI = gemm.dgrad(dy, dtype)
     if weight_OI.requires_grad:
         total = main_grad_of(weight_OI)
         assert total is not None, "fused fp8 sites write into main_grad"
         gemm.wgrad(total, dy, q_TI, inverse)
-    return dx_TI
+    return gemm.dgrad(dy, dtype)
 
 
 def _parameters(norm: Norm, linear: nn.Module) -> Iterator[Tensor]:

@@ -37,6 +37,7 @@ class Fp8Gemms:
         params: casts the weights, where they are stored in fp8.
         keeps_transposed: keep each cast weight in both layouts.
         compiled: the blocks are to be compiled.
+        keeps_output: attention keeps its output for its own backward; proj casts its input anew from that.
         linked: sequence-parallel ranks cast their rows before they are sent, joined to the GEMMs.
         arrival: waits for the parameters of a part of the model that are still on their way when a step
             begins (Transformer.before_part); None: they are all there.
@@ -53,6 +54,7 @@ class Fp8Gemms:
         params: Fp8Params | None = None,
         keeps_transposed: bool = False,
         compiled: bool = False,
+        keeps_output: bool = False,
         linked: bool = False,
         arrival: Callable[[str], None] | None = None,
     ) -> None:
@@ -62,7 +64,7 @@ class Fp8Gemms:
         if arrival is not None:
             model.before_part = self._before
         self._fuse_wgrad = fuse_wgrad
-        self._tp, self._linked = model.tp, linked
+        self._tp, self._linked, self._keeps_output = model.tp, linked, keeps_output
         whole = state.spec.wgrad and not state.spec.blocks and model.tp.size == 1
         self._fused = frozenset(fused) if whole else frozenset()
         self.gemms: dict[str, SiteGemm] = {}
@@ -210,7 +212,7 @@ class Fp8Gemms:
     def _place_attention(self, name: str, attention: SelfAttention) -> None:
         norm, rebuild = attention.norm, attention.rebuilds_norm
         attention.qkv_site = self._after_norm(f"{name}.qkv", norm, attention.qkv, rebuild)
-        attention.proj_site = self._row(f"{name}.proj", None, attention.proj, False)
+        attention.proj_site = self._row(f"{name}.proj", None, attention.proj, False, again=self._keeps_output)
 
     def _place_mlp(self, name: str, mlp: MLP) -> None:
         fc1, fc2 = (self.gemms.get(f"{name}.{part}") for part in ("fc1", "fc2"))
@@ -246,20 +248,29 @@ class Fp8Gemms:
         return self._site(before, gemm, rebuild, dropped)
 
     def _row(
-        self, name: str, prologue: Prologue | None, linear: Linear, rebuild: bool, *, dropped: bool = False
+        self,
+        name: str,
+        prologue: Prologue | None,
+        linear: Linear,
+        rebuild: bool,
+        *,
+        dropped: bool = False,
+        again: bool = False,
     ) -> Prologue:
         """The site of a GEMM of which tensor-parallel ranks hold some input features each."""
         gemm = self.gemms.get(name)
         if gemm is None:
             return Site(prologue, linear, rebuild=rebuild)
         if self._linked and isinstance(gemm, Fp8Gemm):
-            return LinkedSite(prologue, gemm, self._tp, column=False, rebuild=rebuild)
-        site = self._site(prologue, gemm, rebuild, dropped)
+            return LinkedSite(prologue, gemm, self._tp, column=False, rebuild=rebuild, again=again)
+        site = self._site(prologue, gemm, rebuild, dropped, again)
         return site if self._tp.size == 1 else partial(_both, site, self._tp.leave)
 
-    def _site(self, prologue: Prologue | None, gemm: SiteGemm, rebuild: bool, dropped: bool) -> Fp8Site:
-        wgrad, token = self._fuse_wgrad, self._token
-        return Fp8Site(prologue, gemm, fuse_wgrad=wgrad, rebuild=rebuild, token=token, dropped=dropped)
+    def _site(
+        self, prologue: Prologue | None, gemm: SiteGemm, rebuild: bool, dropped: bool, again: bool = False
+    ) -> Fp8Site:
+        how = {"fuse_wgrad": self._fuse_wgrad, "rebuild": rebuild, "dropped": dropped, "again": again}
+        return Fp8Site(prologue, gemm, token=self._token, **how)
 
 
 def _both(first: Prologue, second: Prologue, x: Tensor) -> Tensor:

@@ -116,19 +116,20 @@ class LinkedRowFn(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight_OI: Tensor, bias_O: None, gemm: Fp8Gemm, tp: TensorParallel
+        ctx: Any, x: Tensor, weight_OI: Tensor, bias_O: None, gemm: Fp8Gemm, tp: TensorParallel, again: bool
     ) -> Tensor:
         q_TI, inverse, _, _ = gemm.cast_input(x.flatten(0, -2))
         by = forward_product(gemm, inverse, x.dtype)
         y_RO = _able(tp.gemm_scatter).product_scatter(q_TI, by, tp.group)
-        ctx.save_for_backward(q_TI, inverse)
-        ctx.gemm, ctx.tp, ctx.main_grads = gemm, tp, (main_grad_of(weight_OI), None)
+        ctx.save_for_backward(x if again else q_TI, inverse)
+        ctx.gemm, ctx.tp, ctx.again = gemm, tp, again
+        ctx.main_grads = main_grad_of(weight_OI), None
         return shaped(y_RO, x)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        q_TI, inverse = ctx.saved_tensors
+        kept, inverse = ctx.saved_tensors
         gemm: Fp8Gemm = ctx.gemm
         tp: TensorParallel = ctx.tp
         needs_x, needs_weight = ctx.needs_input_grad[:2]
@@ -143,8 +144,11 @@ class LinkedRowFn(torch.autograd.Function):
             q_TO = bytes_TO.view(gemm.dy.dtype)
             whole = Operand(q_TO, fp8.transpose(q_TO, gemm.state.kernels), own.inverse)
             total, weight_grad = weight_total(ctx, gemm)
-            gemm.wgrad(total, whole, q_TI, inverse)
-        return None if dx_TI is None else shaped(dx_TI, dy), weight_grad, None, None, None
+            if ctx.again:
+                gemm.wgrad_again(total, whole, kept.flatten(0, -2))
+            else:
+                gemm.wgrad(total, whole, kept, inverse)
+        return None if dx_TI is None else shaped(dx_TI, dy), weight_grad, None, None, None, None
 
 
 def _able(linked: LinkedGemm) -> Plain | Chunked:
@@ -166,11 +170,15 @@ class LinkedSite(Fp8Site):
         *,
         column: bool,
         rebuild: bool = False,
+        again: bool = False,
     ) -> None:
-        super().__init__(prologue, gemm, fuse_wgrad=True, rebuild=rebuild)
-        self._tp, self._function = tp, LinkedColumnFn if column else LinkedRowFn
+        super().__init__(prologue, gemm, fuse_wgrad=True, rebuild=rebuild, again=again)
+        self._tp, self._column = tp, column
 
     def multiply(self, x: Tensor) -> Tensor:
         """The GEMM and its collective, without what comes before them."""
-        y: Tensor = self._function.apply(x, self.gemm.linear.weight, self._bias(), self.gemm, self._tp)
+        rest = self.gemm.linear.weight, self._bias(), self.gemm, self._tp
+        y: Tensor = (
+            LinkedColumnFn.apply(x, *rest) if self._column else LinkedRowFn.apply(x, *rest, self.again)
+        )
         return y

@@ -225,7 +225,7 @@ def setup_of(
         recompute_modules=config.recompute.recompute_modules if recompute == "selective" else (),
         spread_inputs=config.recompute.distribute_saved_activations,
         fp8_copies=_fp8_copies(config, impl, dialect),
-        fp8_turned=dialect == "redline" and impl != "transformer_engine" and turns_weights(config.precision),
+        fp8_turned=dialect == "redline" and turns_weights(config),
         sequence_parallel=p.sequence_parallel and grid.tp > 1,
         sharding=shard,
         instances=p.num_distributed_optimizer_instances,

@@ -59,9 +59,11 @@ def kept_beside(run: RunConfig) -> str:
     return "--fp8-return-to-bf16: a GEMM may need them" if config.fp8_return_to_bf16 is not None else ""
 
 
-def turns_weights(config: PrecisionConfig) -> bool:
-    """Whether each backward pass transposes the weights of its GEMMs in fp8."""
+def turns_weights(run: RunConfig) -> bool:
+    """Whether each backward pass transposes the weights of its GEMMs in fp8; else both layouts are kept."""
+    config = run.precision
     kept = config.keep_fp8_transpose_cache or config.fp8_recipe not in MEASURED_WHOLE
+    kept |= run.kernels.transformer_impl == "transformer_engine"
     return config.fp8_format is not None and not kept
 
 
@@ -128,7 +130,7 @@ def plan_fp8(run: RunConfig, shape: ModelShape, hardware: Hardware, head_rows: i
         weights,
         tuple(choices),
         head=head_rows * shape.hidden if config.fp8_output_proj else 0,
-        copies=1 if turns_weights(config) else 2,
+        copies=1 if turns_weights(run) else 2,
         stored=not beside,
     )
 
