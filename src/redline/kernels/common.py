@@ -88,15 +88,22 @@ def why_not_on(device: torch.device | str) -> str | None:
 why_not_on._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
+def no_kernel_for(dtype: torch.dtype) -> str:
+    """The reason why not, of a dtype that is none of FUSED_DTYPES."""
+    return f"no fused kernel for {dtype} (bf16, fp16 and fp32 have one)"
+
+
 def why_not(x: Tensor, *others: Tensor | None) -> str | None:
     """Why these tensors cannot go to a fused kernel, or None: device, and dtype of all."""
+    if x.dtype not in FUSED_DTYPES:
+        return no_kernel_for(x.dtype)
     device = x.device
-    for tensor in (x, *others):
+    for tensor in others:
         if tensor is None:
             continue
         if tensor.dtype not in FUSED_DTYPES:
-            return f"no fused kernel for {tensor.dtype} (bf16, fp16 and fp32 have one)"
-        if tensor is not x and tensor.device != device:
+            return no_kernel_for(tensor.dtype)
+        if tensor.device != device:
             return f"the tensors are on different devices ({device} and {tensor.device})"
     return why_not_on(device)
 

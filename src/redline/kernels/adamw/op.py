@@ -30,7 +30,16 @@ from redline.kernels.adamw.reference import (
     join_main,
     split_main,
 )
-from redline.kernels.common import FUSED_DTYPES, Impl, lazily, operator, require, use_triton, why_not_on
+from redline.kernels.common import (
+    FUSED_DTYPES,
+    Impl,
+    lazily,
+    no_kernel_for,
+    operator,
+    require,
+    use_triton,
+    why_not_on,
+)
 
 __all__ = [
     "FlatState",
@@ -106,7 +115,7 @@ def supports(state: FlatState) -> str | None:
         dtypes.append(state.main.dtype)
     for dtype in dtypes:
         if dtype not in FUSED_DTYPES:
-            return f"no fused kernel for {dtype} (bf16, fp16 and fp32 have one)"
+            return no_kernel_for(dtype)
     return why_not_on(state.param.device)
 
 

@@ -96,26 +96,20 @@ class LayerNormFn(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        main_grad: Tensor | None,
-        bias_main_grad: Tensor | None,
-        eps: float,
-        zero_centered: bool,
-        out_dtype: torch.dtype,
-    ) -> Tensor:
-        outputs: tuple[Tensor, ...] = _forward(x, weight, bias, eps, zero_centered, out_dtype)
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, main_grad: Tensor | None,
+        bias_main_grad: Tensor | None, form: tuple[float, bool, torch.dtype],
+    ) -> Tensor:  # fmt: skip
+        """`form` is eps, whether the weight is zero-centred, and y's dtype."""
+        outputs: tuple[Tensor, ...] = _forward(x, weight, bias, *form)
         y, mean, rstd = outputs
         ctx.save_for_backward(x, weight, bias, mean, rstd)
-        ctx.main_grad, ctx.bias_main_grad, ctx.zero_centered = main_grad, bias_main_grad, zero_centered
+        ctx.main_grad, ctx.bias_main_grad, ctx.zero_centered = main_grad, bias_main_grad, form[1]
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        return (*_run_backward(ctx, dy, None), None, None, None, None, None)
+        return (*_run_backward(ctx, dy, None), None, None, None)
 
 
 class AddLayerNormFn(torch.autograd.Function):
@@ -123,21 +117,13 @@ class AddLayerNormFn(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        residual: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        main_grad: Tensor | None,
-        bias_main_grad: Tensor | None,
-        eps: float,
-        zero_centered: bool,
-        out_dtype: torch.dtype,
-    ) -> tuple[Tensor, Tensor]:
-        outputs: tuple[Tensor, ...] = _add_forward(x, residual, weight, bias, eps, zero_centered, out_dtype)
+        ctx: Any, x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, main_grad: Tensor | None,
+        bias_main_grad: Tensor | None, form: tuple[float, bool, torch.dtype],
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        outputs: tuple[Tensor, ...] = _add_forward(x, residual, weight, bias, *form)
         y, total, mean, rstd = outputs
         ctx.save_for_backward(total, weight, bias, mean, rstd)
-        ctx.main_grad, ctx.bias_main_grad, ctx.zero_centered = main_grad, bias_main_grad, zero_centered
+        ctx.main_grad, ctx.bias_main_grad, ctx.zero_centered = main_grad, bias_main_grad, form[1]
         ctx.x_dtype = x.dtype
         return y, total
 
@@ -145,7 +131,7 @@ class AddLayerNormFn(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: Tensor, dsum: Tensor) -> tuple[Tensor | None, ...]:
         dx, dweight, dbias = _run_backward(ctx, dy, dsum)
-        return dx.to(ctx.x_dtype), dx, dweight, dbias, None, None, None, None, None
+        return dx.to(ctx.x_dtype), dx, dweight, dbias, None, None, None
 
 
 def _check(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
@@ -182,9 +168,8 @@ def layer_norm(
     """
     _check(x, weight, bias)
     if use_triton("layer_norm", impl, supports(x, weight, bias)):
-        y: Tensor = apply(
-            LayerNormFn, x, weight, bias, main_grad, bias_main_grad, eps, zero_centered, out_dtype or x.dtype
-        )
+        form = eps, zero_centered, out_dtype or x.dtype
+        y: Tensor = apply(LayerNormFn, x, weight, bias, main_grad, bias_main_grad, form)
         return y
     weight = accumulate_into(weight, main_grad)
     bias = None if bias is None else accumulate_into(bias, bias_main_grad)
@@ -214,18 +199,8 @@ def add_layer_norm(
             f"add_layer_norm: x {tuple(x.shape)} and residual {tuple(residual.shape)} differ in shape."
         )
     if use_triton("add_layer_norm", impl, supports(x, weight, bias, residual)):
-        y, total = apply(
-            AddLayerNormFn,
-            x,
-            residual,
-            weight,
-            bias,
-            main_grad,
-            bias_main_grad,
-            eps,
-            zero_centered,
-            out_dtype or x.dtype,
-        )
+        form = eps, zero_centered, out_dtype or x.dtype
+        y, total = apply(AddLayerNormFn, x, residual, weight, bias, main_grad, bias_main_grad, form)
         return y, total
     weight = accumulate_into(weight, main_grad)
     bias = None if bias is None else accumulate_into(bias, bias_main_grad)

@@ -74,13 +74,13 @@ class RMSNormFn(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, main_grad: Tensor | None, eps: float, zero_centered: bool,
-        out_dtype: torch.dtype,
-    ) -> Tensor:  # fmt: skip
-        outputs: tuple[Tensor, Tensor] = _forward(x, weight, eps, zero_centered, out_dtype)
+        ctx: Any, x: Tensor, weight: Tensor, main_grad: Tensor | None, form: tuple[float, bool, torch.dtype]
+    ) -> Tensor:
+        """`form` is eps, whether the weight is zero-centred, and y's dtype."""
+        outputs: tuple[Tensor, Tensor] = _forward(x, weight, *form)
         y, rstd = outputs
         ctx.save_for_backward(x, weight, rstd)
-        ctx.main_grad, ctx.zero_centered = main_grad, zero_centered
+        ctx.main_grad, ctx.zero_centered = main_grad, form[1]
         return y
 
     @staticmethod
@@ -88,7 +88,7 @@ class RMSNormFn(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, rstd = ctx.saved_tensors
         dx, dweight = _backward(dy, None, x, weight, rstd, ctx.main_grad, ctx.zero_centered)
-        return dx, None if ctx.main_grad is not None else dweight, None, None, None, None
+        return dx, None if ctx.main_grad is not None else dweight, None, None
 
 
 class AddRMSNormFn(torch.autograd.Function):
@@ -96,16 +96,16 @@ class AddRMSNormFn(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor | None, residual: Tensor, weight: Tensor, main_grad: Tensor | None, eps: float,
-        zero_centered: bool, out_dtype: torch.dtype,
+        ctx: Any, x: Tensor | None, residual: Tensor, weight: Tensor, main_grad: Tensor | None,
+        form: tuple[float, bool, torch.dtype],
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         if x is None:
-            y, rstd = _forward(residual, weight, eps, zero_centered, out_dtype)
+            y, rstd = _forward(residual, weight, *form)
             total = residual.view_as(residual)
         else:
-            y, total, rstd = _add_forward(x, residual, weight, eps, zero_centered, out_dtype)
+            y, total, rstd = _add_forward(x, residual, weight, *form)
         ctx.save_for_backward(total, weight, rstd)
-        ctx.main_grad, ctx.zero_centered = main_grad, zero_centered
+        ctx.main_grad, ctx.zero_centered = main_grad, form[1]
         ctx.x_dtype = None if x is None else x.dtype
         return y, total
 
@@ -115,7 +115,7 @@ class AddRMSNormFn(torch.autograd.Function):
         total, weight, rstd = ctx.saved_tensors
         dx, dweight = _backward(dy, dsum, total, weight, rstd, ctx.main_grad, ctx.zero_centered)
         dweight = None if ctx.main_grad is not None else dweight
-        return None if ctx.x_dtype is None else dx.to(ctx.x_dtype), dx, dweight, None, None, None, None
+        return None if ctx.x_dtype is None else dx.to(ctx.x_dtype), dx, dweight, None, None
 
 
 def _check(x: Tensor, weight: Tensor) -> None:
@@ -148,7 +148,7 @@ def rms_norm(
     """
     _check(x, weight)
     if use_triton("rms_norm", impl, supports(x, weight)):
-        y: Tensor = apply(RMSNormFn, x, weight, main_grad, eps, zero_centered, out_dtype or x.dtype)
+        y: Tensor = apply(RMSNormFn, x, weight, main_grad, (eps, zero_centered, out_dtype or x.dtype))
         return y
     return rms_norm_reference(x, accumulate_into(weight, main_grad), eps, zero_centered, out_dtype)
 
@@ -178,7 +178,7 @@ def add_rms_norm(
         )
     if use_triton("add_rms_norm", impl, supports(residual, weight, x)):
         dtype = out_dtype or (residual if x is None else x).dtype
-        y, total = apply(AddRMSNormFn, x, residual, weight, main_grad, eps, zero_centered, dtype)
+        y, total = apply(AddRMSNormFn, x, residual, weight, main_grad, (eps, zero_centered, dtype))
         return y, total
     weight = accumulate_into(weight, main_grad)
     return add_rms_norm_reference(x, residual, weight, eps, zero_centered, out_dtype)
