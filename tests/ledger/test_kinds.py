@@ -2,8 +2,10 @@
 
 import pytest
 
+from redline.ledger.causes import cause_of_work
 from redline.ledger.groups import group_of, sends_of
 from redline.ledger.kinds import kernel_kind, kind_of, operator_kind, runtime_call
+from redline.ledger.places import Place
 
 KERNELS = {
     "nvjet_tst_128x256_64x4_1x2_h_bz_coopA_NNT": "gemm",
@@ -28,6 +30,11 @@ KERNELS = {
     "_rms_norm_fwd_kernel": "norm",
     "void at::native::cunn_SoftMaxForward<8, float, LogSoftMaxForwardEpilogue>": "loss",
     "_cross_entropy_kernel": "loss",
+    "_norm_cast_kernel": "norm",
+    "_activation_cast_bwd_kernel": "activation",
+    "_cast_kernel": "quantize",
+    "_block_cast_kernel": "quantize",
+    "_transpose_kernel": "quantize",
     "_gated_fwd_kernel": "activation",
     "void at::native::vectorized_elementwise_kernel<4, at::native::GeluCUDAKernelImpl>": "activation",
     "void at::native::elementwise_kernel<128, 4, direct_copy_kernel_cuda>": "cast",
@@ -57,6 +64,11 @@ def test_kernels(name) -> None:
         ("CrossEntropyFn", "loss"),
         ("aten::_log_softmax", "loss"),
         ("aten::silu_backward", "activation"),
+        ("redline::fp8_norm_cast", "norm"),
+        ("redline::fp8_activation_cast_bwd", "activation"),
+        ("redline::fp8_cast", "quantize"),
+        ("redline::fp8_transpose", "quantize"),
+        ("redline::fp8_add_wgrad", "gemm"),
         ("aten::copy_", "copy"),
         ("aten::add_", "elementwise"),
         ("c10d::allreduce_", "collective"),
@@ -71,6 +83,17 @@ def test_a_product_inside_a_loss_is_a_product_and_an_elementwise_kernel_there_is
     assert kind_of("nvjet_tst_128x256", "LinearCrossEntropyFn") == "gemm"
     assert kind_of("vectorized_elementwise_kernel<4>", "LinearCrossEntropyFn") == "loss"
     assert kind_of("vectorized_elementwise_kernel<4>", "") == "elementwise"
+
+
+@pytest.mark.parametrize("module", ["attention.qkv_site", "mlp.fc2_site", "mlp"])
+def test_what_fp8_turns_and_casts_for_its_products_is_no_norm_and_no_activation(module) -> None:
+    """Though it runs inside the site of either, whose own small kernels are theirs."""
+    place = Place(phase="backward", module=module)
+    for kernel, operator in ("_transpose_kernel", "redline::fp8_transpose"), ("_cast_kernel", ""):
+        assert cause_of_work(kind_of(kernel, operator), place) == "cast"
+    assert cause_of_work(kind_of("_norm_cast_kernel", "redline::fp8_norm_cast"), place) == "norm"
+    site = "norm" if "qkv" in module else "activation" if "fc2" in module else "cast"
+    assert cause_of_work(kind_of("direct_copy_kernel_cuda", ""), place) == site
 
 
 def test_runtime_calls() -> None:

@@ -58,11 +58,13 @@ _PLAIN: dict[Kind, str] = {
     "activation": "activation",
     "loss": "loss",
     "optimizer": "optimizer",
+    "quantize": "cast",
     "cast": "cast",
     "copy": "cast",
 }
 # A module's name, or a part of it, that says whose its small kernels are.
-# A site's small kernels are those of what runs before its product.
+# A site's small kernels are those of what runs before its product; casts of operands to 8 bits, and their
+# transposes, are a kind of their own.
 _MODULES = (
     ("norm", "norm"), ("qkv_site", "norm"), ("fc1_site", "norm"),
     ("activation", "activation"), ("fc2_site", "activation"), ("act_fn", "activation"),

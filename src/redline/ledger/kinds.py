@@ -20,6 +20,7 @@ Kind = Literal[
     "embedding",
     "dropout",
     "optimizer",
+    "quantize",
     "cast",
     "copy",
     "elementwise",
@@ -44,9 +45,16 @@ _OPERATORS: tuple[tuple[Kind, tuple[str, ...]], ...] = (
             "attentionfn", "attnfunc",
         ),
     ),
-    ("norm", ("layer_norm", "layernorm", "rms_norm", "rmsnorm", "qk_norm", "qknorm")),
+    ("norm", ("layer_norm", "layernorm", "rms_norm", "rmsnorm", "qk_norm", "qknorm", "fp8_norm_cast")),
     ("rope", ("rotary", "rope")),
-    ("activation", ("bias_activation", "gelu", "silu", "swiglu", "geglu", "relu", "sigmoid", "tanh")),
+    (
+        "activation",
+        (
+            "bias_activation", "gelu", "silu", "swiglu", "geglu", "relu", "sigmoid", "tanh",
+            "fp8_activation_cast",
+        ),
+    ),
+    ("quantize", ("fp8_cast", "fp8_transpose")),
     ("embedding", ("embedding", "index_add", "index_select")),
     ("dropout", ("dropout", "bernoulli")),
     (
@@ -84,11 +92,14 @@ _KERNELS: tuple[tuple[Kind, tuple[str, ...]], ...] = (
     ),
     ("optimizer", ("adam", "multi_tensor_apply", "multitensorapply", "l2norm", "grad_norm", "lpnormfunctor")),
     ("loss", ("cross_entropy", "nll_loss", "logsoftmax", "softmaxforward", "softmaxbackward")),
-    ("norm", ("layer_norm", "layernorm", "rms_norm", "rmsnorm", "ln_fwd", "ln_bwd", "gammabeta", "qk_norm")),
+    ("norm", ("layer_norm", "layernorm", "rms_norm", "rmsnorm", "ln_fwd", "ln_bwd", "gammabeta", "qk_norm",
+              "norm_cast")),
     ("rope", ("rotary", "rope")),
-    ("activation", ("gelu", "silu", "swiglu", "geglu", "relu", "sigmoid", "gated", "tanh")),
+    ("activation", ("gelu", "silu", "swiglu", "geglu", "relu", "sigmoid", "gated", "tanh",
+                    "activation_cast")),
     ("dropout", ("dropout", "bernoulli", "philox")),
     ("embedding", ("embedding", "indexselect", "index_add", "index_put", "gather")),
+    ("quantize", ("_cast_kernel", "_transpose_kernel", "cast_transpose")),
     ("cast", ("to_copy", "direct_copy", "cast", "bfloat16_copy", "float8_copy", "copy_device_to_device")),
     ("copy", ("memcpy", "memset", "catarray", "copy_kernel", "transpose", "permute", "fillfunctor")),
     ("reduce", ("reduce", "softmax", "cumsum", "scan", "sort")),
@@ -111,11 +122,11 @@ def kernel_kind(name: str) -> Kind:
 def kind_of(kernel: str, operator: str) -> Kind:
     """The kind of a kernel and the operator that launched it ("" when that is not known).
 
-    A kernel's name decides where it is one of the three that are never something else (a product inside a
-    loss is a product); otherwise the operator's does, where it says.
+    A kernel's name decides where it is one of those that are never something else (a product inside a loss
+    is a product); otherwise the operator's does, where it says.
     """
     own = kernel_kind(kernel)
-    if own in ("collective", "attention", "gemm"):
+    if own in ("collective", "attention", "gemm", "quantize"):
         return own
     return operator_kind(operator) or own
 
