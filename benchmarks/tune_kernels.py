@@ -85,23 +85,15 @@ def embedding_choices() -> Iterator[tuple[str, dict[str, Any]]]:
     """Of the lookup, of the sort behind the gradient, and of the sum over runs."""
     for rows, warps in ((1, 2), (1, 8), (1, 16), (2, 4), (2, 8), (4, 8), (4, 16)):
         yield f"lookup: {rows} rows, {warps} warps", {"GATHER_ROWS": rows, "GATHER_WARPS": warps}
-    for cache in (("evict_first", ""), ("evict_first", "evict_first"), ("", "evict_first")):
-        for rows in (1, 2):
-            yield f"lookup: {rows} rows, eviction {cache}", {"GATHER_CACHE": cache, "GATHER_ROWS": rows}
-            yield (
-                f"runs: {2 * rows} rows a step, eviction {cache}",
-                {"RUN_CACHE": cache, "RUN_ROWS": 2 * rows},
-            )
     yield "sort: by PyTorch", {"RANK_TOKENS": 0}
     for tile, rows in ((512, 16), (1024, 32), (2048, 16), (2048, 32)):
         yield f"sort: tiles of {tile}, {rows} rows", {"RANK_TILE": tile, "RANK_ROWS": rows}
     for rows, tiles in ((32, 8), (64, 16), (128, 16)):
         yield f"merge: {rows} rows, {tiles} tiles", {"MERGE_ROWS": rows, "MERGE_TILES": tiles}
-    for rows, registers in ((1, None), (2, None), (8, None), (4, 40), (2, 40), (2, 32)):
-        what = f"runs: {rows} rows a step, registers {registers}"
-        yield what, {"RUN_ROWS": rows, "RUN_REGISTERS": registers}
+    for rows in (1, 4, 8):
+        yield f"runs: {rows} rows a step", {"RUN_ROWS": rows}
     whole = ((4096, 8, 4), (4096, 8, 2), (4096, 16, 2))
-    for block, columns, rows in ((512, 8, 4), (1024, 4, 4), (2048, 8, 4), (2048, 16, 2), *whole):
+    for block, columns, rows in ((512, 8, 4), (1024, 8, 4), (2048, 8, 4), *whole):
         what = f"runs: {block} columns, {columns} a thread, {rows} rows a step"
         yield what, {"RUN_BLOCK": block, "RUN_COLUMNS": columns, "RUN_ROWS": rows}
 
@@ -117,7 +109,7 @@ def choices() -> Iterator[Choice]:
             tiles = lambda cols, t=tile, w=warps: TileConfig(max(1, t // cols), next_power_of_2(cols), w)  # noqa: E731
             yield op, f"forward: tile {tile}, {warps} warps", "norm_triton", {"forward_config": tiles}
     for op, module in (("bias_squared_relu", "ungated_triton"), ("bias_swiglu", "gated_triton")):
-        for tile, warps in ((1024, 2), (1024, 4), (2048, 8), (4096, 8)):
+        for tile, warps in ((1024, 2), (2048, 4), (2048, 8)):
             tiles = lambda cols, t=tile, w=warps: TileConfig(1, min(t, next_power_of_2(cols)), w)  # noqa: E731
             yield op, f"tile {tile}, {warps} warps", module, {"tile_config": tiles}
     for programs in (6, 7):
@@ -142,7 +134,7 @@ def choices() -> Iterator[Choice]:
         yield "cross_entropy", f"forward: {warps} warps", "cross_entropy.kernel", {"FORWARD_WARPS": warps}
     for lanes in (512, 1024, 2048):
         yield "grad_norm", f"{lanes} lanes", "grad_norm.kernel", {"LANES": lanes}
-    for programs in (9, 10, 14, 18):
+    for programs in (8, 10, 18):
         what = f"{programs} programs an SM"
         yield "bias_dropout_add", what, "bias_dropout_add.kernel", {"PROGRAMS_PER_SM": programs}
     for tile, columns in ((2048, 1024), (2048, 2048)):

@@ -79,7 +79,6 @@ ADAM = {
     "groups": "i32", "first": "i32",
 }  # fmt: skip
 ADAM_FORM = {"REMAINDER": True, "NOISY": True, "PER": 64, "BLOCK": 1024}
-UNHINTED = {"READ": "", "WRITE": ""}
 FP8_STATE = {"scale": "fp32", "amax": "fp32"}
 FP8_ROW = {"BLOCK_ROWS": 1, "BLOCK_COLS": 4096}
 FP8_GATE = {"KIND": "silu", "GATED": True, "LIMIT": None, "SHIFT": 0.0, "MAX": 0.0}
@@ -99,11 +98,9 @@ KERNELS = (
         | {"exp_avg": "bf16", "exp_avg_sq": "bf16"},
         ADAM_FORM,
     ),
-    Kernel("norm_triton:_norm_fwd_kernel", NORM_F, ROW | {"BLOCK_ROWS": 2}, 8),
+    Kernel("norm_triton:_norm_fwd_kernel", NORM_F, ROW, 8),
     Kernel("norm_triton:_norm_bwd_kernel", NORM_B, ROW | {"PREFETCH": True}, 8, registers=128),
-    Kernel(
-        "norm_triton:_norm_fwd_kernel", NORM_F | {"bias": "bf16", "mean": "fp32"}, ROW | {"BLOCK_ROWS": 2}, 8
-    ),
+    Kernel("norm_triton:_norm_fwd_kernel", NORM_F | {"bias": "bf16", "mean": "fp32"}, ROW, 8),
     Kernel(
         "norm_triton:_norm_bwd_kernel",
         NORM_B | {"mean": "fp32", "dbias": "fp32"},
@@ -114,7 +111,7 @@ KERNELS = (
     Kernel(
         "embedding.kernel:_gather_kernel",
         {"tokens": "i64", "weight": "bf16", "out": "bf16"},
-        {"POSITIONS": False, "ROWS": 1, "BLOCK": 4096} | UNHINTED,
+        {"POSITIONS": False, "ROWS": 1, "BLOCK": 4096},
     ),
     Kernel(
         "embedding.kernel:_sort_tiles_kernel",
@@ -131,7 +128,7 @@ KERNELS = (
     Kernel(
         "embedding.kernel:_run_kernel",
         {"entries": "i64", "dout": "bf16", "main_grad": "fp32"},
-        {"ROWS": 4, "BLOCK": 1024} | UNHINTED,
+        {"ROWS": 2, "BLOCK": 2048},
     ),
     Kernel(
         "gated_triton:_gated_fwd_kernel",
@@ -141,15 +138,23 @@ KERNELS = (
     Kernel(
         "gated_triton:_gated_bwd_kernel",
         STRIP,
-        TILE | {"KIND": "tanh", "CLAMP": False, "NUM_STAGES": 3},
+        TILE | {"BLOCK_ROWS": 1} | {"KIND": "tanh", "CLAMP": False, "NUM_STAGES": 3},
     ),
     Kernel(
         "ungated_triton:_ungated_fwd_kernel",
         {"x": "bf16", "bias": "bf16", "y": "bf16"},
-        TILE | {"KIND": "exact"},
+        TILE | {"BLOCK_ROWS": 1} | {"KIND": "exact"},
     ),
-    Kernel("ungated_triton:_ungated_bwd_kernel", STRIP, TILE | {"KIND": "tanh", "NUM_STAGES": 3}),
-    Kernel("ungated_triton:_ungated_bwd_kernel", STRIP, TILE | {"KIND": "relu2", "NUM_STAGES": 3}),
+    Kernel(
+        "ungated_triton:_ungated_bwd_kernel",
+        STRIP,
+        TILE | {"BLOCK_ROWS": 1} | {"KIND": "tanh", "NUM_STAGES": 3},
+    ),
+    Kernel(
+        "ungated_triton:_ungated_bwd_kernel",
+        STRIP,
+        TILE | {"BLOCK_ROWS": 1} | {"KIND": "relu2", "NUM_STAGES": 3},
+    ),
     Kernel(
         "bias_dropout_add.kernel:_bias_dropout_add_fwd_kernel",
         {"x": "bf16", "bias": "bf16", "residual": "bf16", "y": "bf16"} | DRAW,

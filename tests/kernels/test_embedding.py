@@ -203,8 +203,8 @@ def test_a_vocabulary_too_large_for_a_key_is_sorted_by_pytorch(device):
 @pytest.mark.parametrize(
     "choices",
     (
-        {"GATHER_ROWS": 4, "GATHER_WARPS": 8, "GATHER_CACHE": ("evict_first", "evict_first")},
-        {"RUN_ROWS": 1, "RUN_REGISTERS": 32, "RUN_CACHE": ("evict_first", "evict_first")},
+        {"GATHER_ROWS": 4, "GATHER_WARPS": 8},
+        {"RUN_ROWS": 1, "RUN_BLOCK": 128, "RUN_COLUMNS": 4},
         {"RUN_ROWS": 2, "RUN_BLOCK": 64, "RUN_COLUMNS": 16, "RANK_TILE": 32, "MERGE_TILES": 2},
     ),
     ids=("gather", "run", "tiles"),

@@ -15,19 +15,36 @@ which the drawing waits for.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from redline.kernels.common import as_rows, ceil_div, contiguous_like, num_sms, on_device_of, tile_config
+from redline.kernels.common import (
+    TileConfig,
+    as_rows,
+    ceil_div,
+    contiguous_like,
+    next_power_of_2,
+    num_sms,
+    on_device_of,
+)
 from redline.kernels.launch import launchable
 from redline.kernels.triton_common import Sum, column_sums, philox_words
 from redline.rng import HIDDEN_LANES
 
-# Of a backward that sums. 9 programs of 4 warps and 56 registers are resident at once; with more the last
-# strips start at different times (of a kernel with 7 resident on an H200, 10 took 194 us and 7 took 199).
-PROGRAMS_PER_SM = 10
+# Of a backward that sums: as many programs of 4 warps and 56 registers as are resident at once. On an H200
+# they take 68 us, twice as many 69, 10 of them 90: each multiprocessor has a second turn for one program.
+PROGRAMS_PER_SM = 9
+
+
+@functools.cache
+def tile_config(cols: int) -> TileConfig:
+    """2048 elements over 4 warps: two 16-byte loads of bf16 a thread and operand."""
+    block_cols = min(next_power_of_2(cols), 1024)
+    return TileConfig(2048 // block_cols, block_cols, 4)
 
 
 @triton.jit

@@ -19,13 +19,12 @@ from torch import Tensor
 from redline.kernels.common import ceil_div, next_power_of_2, on_device_of
 from redline.kernels.launch import launchable
 
-GATHER_ROWS, GATHER_BLOCK, GATHER_WARPS = 1, 4096, 4  # 64 bytes a thread of bf16
-GATHER_CACHE = ("", "")  # eviction policies of what is read and of what is written
-# Most runs of a token are short: on an H200 4 rows a step take less time than 8 or 16; blocks of 512 to 2048
-# columns are within 2%. 8 columns a thread are 16-byte loads of bf16.
-RUN_ROWS, RUN_BLOCK, RUN_COLUMNS = 4, 1024, 8
-RUN_REGISTERS: int | None = None  # what a thread is held to
-RUN_CACHE = ("", "")  # of the rows that a program reads once and of the one that it writes
+# 128 bytes a thread of bf16. On an H200 1 to 4 rows over 2 to 8 warps are within 3%; to have what is read or
+# written evicted first costs 2 to 10%.
+GATHER_ROWS, GATHER_BLOCK, GATHER_WARPS = 1, 4096, 2
+# Most runs of a token are short: 8 rows a step take 5% longer on an H200, one row 1% less, but a run of many
+# waits for memory as often. 8 or 16 columns a thread, 512 to 4096 a program are within 3%.
+RUN_ROWS, RUN_BLOCK, RUN_COLUMNS = 2, 2048, 16
 # Two launches sort the tokens: tiles of them by counting, then each looks for its place in the other tiles.
 # Beyond so many that is more work than a radix sort, whose 15 launches take 60 us on an H200.
 RANK_TOKENS = 65536
@@ -35,16 +34,13 @@ LOWER = tl.constexpr((1 << 32) - 1)  # the place in an entry; the upper half is 
 
 
 @triton.jit
-def _rows(
-    ids_ptr, weight_ptr, token, inside, weight_stride, start, num_rows, vocab_size, column, mask,
-    READ: tl.constexpr,
-):  # fmt: skip
+def _rows(ids_ptr, weight_ptr, token, inside, weight_stride, start, num_rows, vocab_size, column, mask):
     """What the ids of these tokens look up, in fp32: [tokens, columns]."""
     identity = tl.load(ids_ptr + token, mask=inside, other=0).to(tl.int64)[:, None]
     local = identity - start
     here = (local >= 0) & (local < num_rows)
     x_ptr = weight_ptr + local * weight_stride + column
-    x = tl.load(x_ptr, mask=mask & here, other=0.0, eviction_policy=READ).to(tl.float32)
+    x = tl.load(x_ptr, mask=mask & here, other=0.0).to(tl.float32)
     return tl.where((identity >= 0) & (identity < vocab_size), x, float("nan"))
 
 
@@ -53,23 +49,21 @@ def _rows(
 def _gather_kernel(
     tokens_ptr, weight_ptr, positions_ptr, position_weight_ptr, out_ptr, num_tokens, weight_stride,
     position_stride, hidden, start, num_rows, vocab_size, num_positions,
-    POSITIONS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, READ: tl.constexpr, WRITE: tl.constexpr,
+    POSITIONS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     blocks = tl.cdiv(hidden, BLOCK)  # those of a row follow one another
     token = (tl.program_id(0) // blocks).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = (tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK))[None, :]
     inside = token < num_tokens
     mask = inside[:, None] & (column < hidden)
-    x = _rows(
-        tokens_ptr, weight_ptr, token, inside, weight_stride, start, num_rows, vocab_size, column, mask, READ
-    )
+    x = _rows(tokens_ptr, weight_ptr, token, inside, weight_stride, start, num_rows, vocab_size, column, mask)
     if POSITIONS:
         x += _rows(
             positions_ptr, position_weight_ptr, token, inside, position_stride, 0, num_positions,
-            num_positions, column, mask, "",
+            num_positions, column, mask,
         )  # fmt: skip
     out_ptr += token[:, None] * hidden + column
-    tl.store(out_ptr, x.to(out_ptr.dtype.element_ty), mask=mask, eviction_policy=WRITE)
+    tl.store(out_ptr, x.to(out_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -146,7 +140,7 @@ def _run_rows(entries_ptr, place, num_tokens, identity, wanted):
 @triton.jit
 def _run_kernel(
     entries_ptr, dout_ptr, main_grad_ptr, num_tokens, hidden, dout_stride, start, num_rows,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, READ: tl.constexpr, WRITE: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Most runs have one row, so its way is short: one load says id and place, the next ones are both rows.
 
@@ -176,9 +170,9 @@ def _run_kernel(
             total += tl.sum(found.to(tl.float32), axis=0)
         first_ptr = dout_ptr + (entry & LOWER) * dout_stride + column
         out_ptr = main_grad_ptr + local * hidden + column
-        total += tl.load(first_ptr, mask=mask, other=0.0, eviction_policy=READ).to(tl.float32)
-        total += tl.load(out_ptr, mask=mask, other=0.0, eviction_policy=READ).to(tl.float32)
-        tl.store(out_ptr, total.to(main_grad_ptr.dtype.element_ty), mask=mask, eviction_policy=WRITE)
+        total += tl.load(first_ptr, mask=mask, other=0.0).to(tl.float32)
+        total += tl.load(out_ptr, mask=mask, other=0.0).to(tl.float32)
+        tl.store(out_ptr, total.to(main_grad_ptr.dtype.element_ty), mask=mask)
 
 
 def gather(
@@ -198,8 +192,8 @@ def gather(
             _gather_kernel[(grid,)](
                 tokens, weight_VH, positions, position_weight_PH, out, tokens.numel(), weight_VH.stride(0),
                 position_stride, hidden, vocab_start, rows, vocab_size, num_positions,
-                POSITIONS=positions is not None, ROWS=GATHER_ROWS, BLOCK=block, READ=GATHER_CACHE[0],
-                WRITE=GATHER_CACHE[1], num_warps=max(1, min(GATHER_WARPS, block // 256)),
+                POSITIONS=positions is not None, ROWS=GATHER_ROWS, BLOCK=block,
+                num_warps=max(1, min(GATHER_WARPS, block // 256)),
             )  # fmt: skip
     return out
 
@@ -237,6 +231,5 @@ def accumulate(main_grad_VH: Tensor, ids: Tensor, dout_TH: Tensor, vocab_start: 
         _run_kernel[(tokens * ceil_div(hidden, block),)](
             entries_T, dout_TH, main_grad_VH, tokens, hidden, dout_TH.stride(0), vocab_start,
             min(len(main_grad_VH), vocab_size - vocab_start),
-            ROWS=RUN_ROWS, BLOCK=block, READ=RUN_CACHE[0], WRITE=RUN_CACHE[1],
-            num_warps=max(1, block // (32 * RUN_COLUMNS)), maxnreg=RUN_REGISTERS,
+            ROWS=RUN_ROWS, BLOCK=block, num_warps=max(1, block // (32 * RUN_COLUMNS)),
         )  # fmt: skip
