@@ -82,7 +82,6 @@ ADAM_FORM = {"REMAINDER": True, "NOISY": True, "PER": 64, "BLOCK": 1024}
 FP8_STATE = {"scale": "fp32", "amax": "fp32"}
 FP8_ROW = {"BLOCK_ROWS": 1, "BLOCK_COLS": 4096}
 FP8_GATE = {"KIND": "silu", "GATED": True, "LIMIT": None, "SHIFT": 0.0, "MAX": 0.0}
-FP8_TURN = {"BLOCK_ROWS": 64, "BLOCK_COLS": 64, "GROUP": 1, "EVICT": ""}
 FP8_LIMITED = {"KIND": "quick", "LIMIT": 7.0, "SHIFT": 1.0}
 
 KERNELS = (
@@ -211,22 +210,14 @@ KERNELS = (
     Kernel("qk_norm.kernel:_qk_norm_bwd_kernel", QK_B, QK | {"HAS_BIAS": True}, wide=False),
     Kernel(
         "fp8.kernel:_cast_kernel",
-        {"x": "bf16", "scale": "fp32", "amax": "fp32", "q": "fp8e4nv", "qt": "fp8e4nv"},
-        {"MAX": 0.0, "ROWS": True, "COLUMNS": True},
-        tile="cast both",
-        spills=1,
-    ),
-    Kernel(
-        "fp8.kernel:_transpose_kernel",
-        {"q": "u8", "qt": "u8"},
-        {},
-        tile="transpose",
+        {"x": "bf16", "q": "fp8e4nv"} | FP8_STATE,
+        {"MAX": 0.0, "ROWS": True},
+        tile="cast",
     ),
     Kernel(
         "fp8.kernel:_norm_cast_kernel",
         {"x": "bf16", "weight": "bf16", "q": "fp8e4nv", "rstd": "fp32"} | FP8_STATE,
-        {"LAYER": False, "ZERO_CENTERED": False, "MAX": 0.0, "AHEAD": True, "STAGES": 1, "EVICT": ""}
-        | FP8_ROW,
+        {"LAYER": False, "ZERO_CENTERED": False, "MAX": 0.0} | FP8_ROW,
         8,
     ),
     Kernel(
@@ -235,18 +226,19 @@ KERNELS = (
         {"MAX": 0.0, "ROWS": True},
         tile="cast both",
     ),
-    Kernel("fp8.turned:_transpose_words_kernel", {"q": "u8", "qt": "u8"}, {"MAX": 0.0}, tile="transpose"),
+    Kernel("fp8.turned:_transpose_kernel", {"q": "u8", "qt": "u8"}, {"MAX": 0.0}, tile="transpose"),
     Kernel(
-        "fp8.turned:_backward_both_kernel",
+        "fp8.turned:_backward_kernel",
         {"dy": "bf16", "x": "bf16", "q": "fp8e5", "qt": "fp8e5"} | FP8_STATE,
-        FP8_GATE | FP8_TURN,
+        FP8_GATE,
+        tile="activation backward",
     ),
     Kernel(
-        "fp8.turned:_backward_both_kernel",
+        "fp8.turned:_backward_kernel",
         {"dy": "bf16", "x": "bf16", "bias": "bf16", "q": "fp8e5", "qt": "fp8e5", "partial": "fp32"}
         | FP8_STATE,
-        FP8_GATE | FP8_LIMITED | FP8_TURN,
-        8,
+        FP8_GATE | FP8_LIMITED,
+        tile="activation backward",
     ),
     Kernel(
         "fp8.kernel:_activation_cast_kernel",
@@ -259,18 +251,6 @@ KERNELS = (
         {"x": "bf16", "bias": "bf16", "q": "fp8e4nv"} | FP8_STATE,
         FP8_GATE | FP8_LIMITED,
         tile="activation",
-    ),
-    Kernel(
-        "fp8.kernel:_activation_cast_bwd_kernel",
-        {"dy": "bf16", "x": "bf16", "q": "fp8e5"} | FP8_STATE,
-        FP8_GATE,
-        tile="activation backward",
-    ),
-    Kernel(
-        "fp8.kernel:_activation_cast_bwd_kernel",
-        {"dy": "bf16", "x": "bf16", "bias": "bf16", "q": "fp8e5", "partial": "fp32"} | FP8_STATE,
-        FP8_GATE | FP8_LIMITED,
-        tile="activation backward",
     ),
     Kernel(
         "cross_entropy.kernel:_loss_kernel", LOSS | {"loss": "fp32", "lse": "fp32"}, LOSS_ROW, 8, wide=False
@@ -323,7 +303,6 @@ def compile_for_hopper(kernel: Kernel) -> bytes:
         tile = import_module("redline.kernels.fp8.tiles").TILES[kernel.tile]
         num_warps = tile.warps
         given = {"BLOCK_ROWS": tile.rows, "BLOCK_COLS": tile.cols, "GROUP": tile.group} | given
-        given = {"EVICT": tile.evict} | given
     signature: dict[str, str] = {}
     constants: dict[tuple[int], Any] = {}
     attributes: dict[tuple[int], list[list[Any]]] = {}

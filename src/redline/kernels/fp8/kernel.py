@@ -1,8 +1,9 @@
 """Casts to fp8 in Triton: one read of a tensor gives its fp8 copy, the transposed copy, its largest value.
 
 A GEMM on Hopper takes both operands contiguous along the dimension it sums over. What is made for forward
-[T, C] has to be [C, T] for the weight gradient, so a cast may write either layout or both. Grids are
-persistent: a program walks over many tiles and sends its largest value once; the order does not matter.
+[T, C] has to be [C, T] for the weight gradient, so a cast may write either layout (here) or both (turned.py).
+A program sends its largest value once, as an atomic maximum that waits for none of its writes: a fence there
+keeps a program on its SM until they have arrived. The order does not matter.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
@@ -15,28 +16,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from redline.kernels.common import as_rows, ceil_div, next_power_of_2, num_sms, on_device_of
+from redline.kernels.common import as_rows, ceil_div, next_power_of_2, on_device_of
 from redline.kernels.fp8.device import fp8, limit_of, place, rounded, shifted
 from redline.kernels.fp8.reference import padded
 from redline.kernels.fp8.tiles import TILES, Tile
-from redline.kernels.fp8.turned import _backward_both_kernel, _cast_both_kernel, _transpose_words_kernel
+from redline.kernels.fp8.turned import _backward_kernel, _cast_both_kernel, _transpose_kernel
 from redline.kernels.launch import launchable
-from redline.kernels.triton_common import (
-    Sum,
-    activate,
-    activate_and_slope,
-    at_most,
-    beyond,
-    column_sums,
-    within,
-)
+from redline.kernels.triton_common import Sum, activate, at_most, column_sums, whole_rows, within
 
 
 @launchable
 @triton.jit
 def _cast_kernel(
-    x_ptr, scale_ptr, amax_ptr, q_ptr, qt_ptr, rows, cols, x_stride, t_stride,
-    MAX: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, EVICT: tl.constexpr,
+    x_ptr, scale_ptr, amax_ptr, q_ptr, rows, cols, x_stride,
+    MAX: tl.constexpr, ROWS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     scale = tl.load(scale_ptr)
@@ -46,64 +39,34 @@ def _cast_kernel(
         row, col = place(tile, rows, cols, BLOCK_ROWS, BLOCK_COLS, GROUP)
         mask = (row < rows)[:, None] & (col < cols)[None, :]
         at = x_ptr + (row * x_stride)[:, None] + col[None, :]
-        x = tl.load(at, mask=mask, other=0.0, eviction_policy=EVICT).to(tl.float32)
+        x = tl.load(at, mask=mask, other=0.0).to(tl.float32)
         largest = tl.maximum(largest, tl.max(tl.abs(x)))
         if ROWS:
             q = fp8(x, scale, MAX, q_ptr)
             tl.store(q_ptr + (row * cols)[:, None] + col[None, :], q, mask=mask)
-        if COLUMNS:
-            qt = tl.trans(fp8(x, scale, MAX, qt_ptr))
-            target = qt_ptr + (col * t_stride)[:, None] + row[None, :]
-            tl.store(target, qt, mask=(col < cols)[:, None] & (row < t_stride)[None, :])
     tl.atomic_max(amax_ptr, largest, sem="relaxed")
-
-
-@launchable
-@triton.jit
-def _transpose_kernel(
-    q_ptr, qt_ptr, rows, cols, q_stride, t_stride,
-    BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr, GROUP: tl.constexpr,
-):  # fmt: skip
-    row, col = place(tl.program_id(0), rows, cols, BLOCK_ROWS, BLOCK_COLS, GROUP)
-    mask = (row < rows)[:, None] & (col < cols)[None, :]
-    q = tl.load(q_ptr + (row * q_stride)[:, None] + col[None, :], mask=mask, other=0)
-    target = qt_ptr + (col * t_stride)[:, None] + row[None, :]
-    tl.store(target, tl.trans(q), mask=(col < cols)[:, None] & (row < t_stride)[None, :])
-
-
-@triton.jit
-def _whole_rows(ptr, row, stride, col, rows, cols, EVICT: tl.constexpr):
-    """Rows `row` [R] of all columns `col` [1, C] in their own dtype, 0 where there are none."""
-    mask = (row < rows)[:, None] & (col < cols)
-    return tl.load(ptr + (row * stride)[:, None] + col, mask=mask, other=0.0, eviction_policy=EVICT)
 
 
 @launchable
 @triton.jit
 def _norm_cast_kernel(
     x_ptr, weight_ptr, bias_ptr, scale_ptr, amax_ptr, q_ptr, mean_ptr, rstd_ptr, rows, cols, x_stride, eps,
-    LAYER: tl.constexpr, ZERO_CENTERED: tl.constexpr, MAX: tl.constexpr, EVICT: tl.constexpr,
-    AHEAD: tl.constexpr, STAGES: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
+    LAYER: tl.constexpr, ZERO_CENTERED: tl.constexpr, MAX: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
 ):  # fmt: skip
-    """A program takes several tiles. The next are fetched before this one's sums are made: AHEAD: one of them
-    into registers; STAGES > 1: STAGES - 1 of them into shared memory.
-    """
+    """A program takes several tiles, the next of which is fetched before this one's sums are made."""
     scale = tl.load(scale_ptr)
     step = tl.num_programs(0) * BLOCK_ROWS
     row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     col = tl.arange(0, BLOCK_COLS)[None, :]
-    if AHEAD:
-        fetched = _whole_rows(x_ptr, row, x_stride, col, rows, cols, EVICT)
+    fetched = whole_rows(x_ptr, row, x_stride, col, rows, cols)
     weight = tl.load(weight_ptr + col, mask=col < cols, other=0.0).to(tl.float32)
     if ZERO_CENTERED:
         weight += 1.0
     largest = tl.zeros([BLOCK_ROWS * BLOCK_COLS // 8], tl.float32)  # of 8 that one thread holds: no exchange
-    for _ in tl.range(tl.program_id(0) * BLOCK_ROWS, rows, step, num_stages=STAGES):
-        if AHEAD:
-            x = fetched.to(tl.float32)
-            fetched = _whole_rows(x_ptr, row + step, x_stride, col, rows, cols, EVICT)
-        else:
-            x = _whole_rows(x_ptr, row, x_stride, col, rows, cols, EVICT).to(tl.float32)
+    for _ in tl.range(tl.program_id(0) * BLOCK_ROWS, rows, step):
+        x = fetched.to(tl.float32)
+        fetched = whole_rows(x_ptr, row + step, x_stride, col, rows, cols)
         mask = (row < rows)[:, None] & (col < cols)
         if LAYER:
             mean = tl.sum(x, axis=1) / cols
@@ -124,9 +87,9 @@ def _norm_cast_kernel(
 
 
 @triton.jit
-def _biased(x_ptr, bias_ptr, offset, col, mask, cols, shift, EVICT: tl.constexpr):
+def _biased(x_ptr, bias_ptr, offset, col, mask, cols, shift):
     """x + bias in fp32 at `offset`, whose columns start at `shift`."""
-    x = tl.load(x_ptr + offset + shift, mask=mask, other=0.0, eviction_policy=EVICT).to(tl.float32)
+    x = tl.load(x_ptr + offset + shift, mask=mask, other=0.0).to(tl.float32)
     if bias_ptr is not None:
         x += tl.load(bias_ptr + shift + col, mask=col < cols, other=0.0).to(tl.float32)[None, :]
     return x
@@ -137,7 +100,7 @@ def _biased(x_ptr, bias_ptr, offset, col, mask, cols, shift, EVICT: tl.constexpr
 def _activation_cast_kernel(
     x_ptr, bias_ptr, scale_ptr, amax_ptr, q_ptr, rows, cols, x_stride,
     KIND: tl.constexpr, GATED: tl.constexpr, LIMIT: tl.constexpr, SHIFT: tl.constexpr,
-    MAX: tl.constexpr, EVICT: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
+    MAX: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
 ):  # fmt: skip
     scale = tl.load(scale_ptr)
     strips = tl.cdiv(cols, BLOCK_COLS)
@@ -147,67 +110,16 @@ def _activation_cast_kernel(
         col = (tile % strips) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
         mask = (row < rows)[:, None] & (col < cols)[None, :]
         offset = (row * x_stride)[:, None] + col[None, :]
-        gate = _biased(x_ptr, bias_ptr, offset, col, mask, cols, 0, EVICT)
+        gate = _biased(x_ptr, bias_ptr, offset, col, mask, cols, 0)
         y = activate(at_most(gate, LIMIT), KIND)
         if GATED:
-            up = _biased(x_ptr, bias_ptr, offset, col, mask, cols, cols, EVICT)
+            up = _biased(x_ptr, bias_ptr, offset, col, mask, cols, cols)
             y *= shifted(within(up, LIMIT), SHIFT)
         y = tl.where(mask, rounded(y, MAX, x_ptr), 0.0)
         largest = tl.maximum(largest, tl.max(tl.abs(y)))
         target = q_ptr + (row * cols)[:, None] + col[None, :]
         tl.store(target, fp8(y, scale, MAX, q_ptr), mask=mask)
     tl.atomic_max(amax_ptr, largest, sem="relaxed")
-
-
-@launchable
-@triton.jit
-def _activation_cast_bwd_kernel(
-    dy_ptr, x_ptr, bias_ptr, scale_ptr, amax_ptr, q_ptr, partial_ptr, rows, cols, dy_stride, x_stride, splits,
-    KIND: tl.constexpr, GATED: tl.constexpr, LIMIT: tl.constexpr, SHIFT: tl.constexpr,
-    MAX: tl.constexpr, EVICT: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
-):  # fmt: skip
-    scale = tl.load(scale_ptr)
-    width = cols * 2 if GATED else cols
-    strips = tl.cdiv(cols, BLOCK_COLS)
-    split = tl.program_id(0) // strips
-    col = (tl.program_id(0) % strips) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
-    largest = 0.0
-    sum_0 = tl.zeros([BLOCK_ROWS, BLOCK_COLS], tl.float32)
-    sum_1 = tl.zeros([BLOCK_ROWS, BLOCK_COLS], tl.float32)
-    for start in tl.range(split * BLOCK_ROWS, rows, splits * BLOCK_ROWS):
-        row = start + tl.arange(0, BLOCK_ROWS).to(tl.int64)
-        mask = (row < rows)[:, None] & (col < cols)[None, :]
-        offset = (row * x_stride)[:, None] + col[None, :]
-        dy = tl.load(dy_ptr + (row * dy_stride)[:, None] + col[None, :], mask=mask, other=0.0).to(tl.float32)
-        gate = _biased(x_ptr, bias_ptr, offset, col, mask, cols, 0, EVICT)
-        value, slope = activate_and_slope(at_most(gate, LIMIT), KIND)
-        if GATED:
-            dup = dy * value
-            if LIMIT is not None:  # beyond it a gradient is 0, so up is read before its own is written
-                up = _biased(x_ptr, bias_ptr, offset, col, mask, cols, cols, EVICT)
-                dup = tl.where(beyond(up, LIMIT), 0.0, dup)
-                dy = tl.where(gate > LIMIT, 0.0, dy)
-            dup = dup.to(x_ptr.dtype.element_ty).to(tl.float32)
-            largest = tl.maximum(largest, tl.max(tl.abs(dup)))
-            target = q_ptr + (row * width)[:, None] + cols + col[None, :]
-            tl.store(target, fp8(dup, scale, MAX, q_ptr), mask=mask)
-            if LIMIT is None:
-                up = _biased(x_ptr, bias_ptr, offset, col, mask, cols, cols, EVICT)
-            dy *= shifted(within(up, LIMIT), SHIFT)
-            if bias_ptr is not None:
-                sum_1 += dup
-        d = tl.where(mask, (dy * slope).to(x_ptr.dtype.element_ty).to(tl.float32), 0.0)
-        largest = tl.maximum(largest, tl.max(tl.abs(d)))
-        target = q_ptr + (row * width)[:, None] + col[None, :]
-        tl.store(target, fp8(d, scale, MAX, q_ptr), mask=mask)
-        if bias_ptr is not None:
-            sum_0 += d
-    tl.atomic_max(amax_ptr, largest, sem="relaxed")
-    if bias_ptr is not None:
-        target = partial_ptr + split.to(tl.int64) * width + col
-        tl.store(target, tl.sum(sum_0, axis=0), mask=col < cols)
-        if GATED:
-            tl.store(target + cols, tl.sum(sum_1, axis=0), mask=col < cols)
 
 
 def _near_rows(x: Tensor) -> Tensor:
@@ -227,17 +139,18 @@ def cast(
     if x.numel() == 0:
         return q, qt
     tile = TILES["cast both"] if columns_wanted else TILES["cast"].within(cols)
+    shape = rows, cols, x.stride(0)
     with on_device_of(x):
-        if tile.words:
+        if columns_wanted:
             _cast_both_kernel[tile.grid(rows, cols, x)](
-                x, scale, amax, q, qt, rows, cols, x.stride(0), qt.shape[1], limit_of(dtype, x), rows_wanted,
-                tile.evict, tile.rows, tile.cols, tile.group, num_warps=tile.warps,
+                x, scale, amax, q, qt, *shape, qt.shape[1], limit_of(dtype, x), rows_wanted,
+                tile.rows, tile.cols, tile.group, num_warps=tile.warps,
             )  # fmt: skip
-            return q, qt
-        _cast_kernel[tile.grid(rows, cols, x)](
-            x, scale, amax, q, qt, rows, cols, x.stride(0), qt.shape[-1], limit_of(dtype, x), rows_wanted,
-            columns_wanted, tile.evict, tile.rows, tile.cols, tile.group, num_warps=tile.warps,
-        )  # fmt: skip
+        else:
+            _cast_kernel[tile.grid(rows, cols, x)](
+                x, scale, amax, q, *shape, limit_of(dtype, x), rows_wanted, tile.rows, tile.cols,
+                tile.group, num_warps=tile.warps,
+            )  # fmt: skip
     return q, qt
 
 
@@ -250,15 +163,9 @@ def transpose(q: Tensor) -> Tensor:
         return qt
     tile = TILES["transpose"]
     with on_device_of(q):  # bytes are moved, not numbers
-        if tile.words:
-            _transpose_words_kernel[tile.grid(rows, cols, q)](
-                q.view(torch.uint8), qt.view(torch.uint8), rows, cols, q.stride(0), qt.shape[1],
-                limit_of(q.dtype, q), tile.evict, tile.rows, tile.cols, tile.group, num_warps=tile.warps,
-            )  # fmt: skip
-            return qt
         _transpose_kernel[tile.grid(rows, cols, q)](
-            q.view(torch.uint8), qt.view(torch.uint8), rows, cols, q.stride(0), qt.shape[1], tile.rows,
-            tile.cols, tile.group, num_warps=tile.warps,
+            q.view(torch.uint8), qt.view(torch.uint8), rows, cols, q.stride(0), qt.shape[1],
+            limit_of(q.dtype, q), tile.rows, tile.cols, tile.group, num_warps=tile.warps,
         )  # fmt: skip
     return qt
 
@@ -288,7 +195,7 @@ def norm_cast(
     with on_device_of(x):
         _norm_cast_kernel[Tile(block_rows, cols, num_warps, tile.per_sm).grid(rows, cols, x)](
             x, weight, bias, scale, amax, q, mean, rstd, rows, cols, x.stride(0), eps, layer,
-            zero_centered, limit_of(dtype, x), tile.evict, tile.per_sm > 0 and tile.stages == 1, tile.stages,
+            zero_centered, limit_of(dtype, x),
             block_rows, block_cols, num_warps=num_warps,
         )  # fmt: skip
     return q, mean, rstd
@@ -318,7 +225,7 @@ def activation_cast(
     with on_device_of(x):
         _activation_cast_kernel[tile.grid(rows, cols, x)](
             x, bias, scale, amax, q, rows, cols, x.stride(0), kind, gated, clamp, offset,
-            limit_of(dtype, x), tile.evict, tile.rows, tile.cols, num_warps=tile.warps,
+            limit_of(dtype, x), tile.rows, tile.cols, num_warps=tile.warps,
         )  # fmt: skip
     return q
 
@@ -340,31 +247,20 @@ def activation_cast_backward(
     x, dy = _near_rows(x), _near_rows(dy)
     (rows, width), cols = x.shape, dy.shape[1]
     q = torch.empty((rows, width), dtype=dtype, device=x.device)
+    qt = torch.empty((width, padded(rows)), dtype=dtype, device=x.device)
     wanted = bias is not None and main_grad is None
     dbias = (x if bias is None else bias).new_empty(width if wanted else 0)
     if x.numel() == 0:
-        return q, transpose(q), dbias.zero_()
+        return q, qt, dbias.zero_()
     tile = TILES["activation backward"]
-    tile = tile if tile.words else tile.within(cols)
-    strips, splits = ceil_div(cols, tile.cols), ceil_div(rows, tile.rows)
-    if tile.per_sm or bias is not None:  # long strips: fewer partial sums of the bias
-        splits = min(splits, max(1, ceil_div((tile.per_sm or 4) * num_sms(x.get_device()), strips)))
-    partial = None if bias is None else x.new_empty((splits, width), dtype=torch.float32)
-    qt = torch.empty((width, padded(rows)) if tile.words else 0, dtype=dtype, device=x.device)
+    blocks = ceil_div(rows, tile.rows)
+    partial = None if bias is None else x.new_empty((blocks, width), dtype=torch.float32)
     with on_device_of(x):
-        if tile.words:
-            _backward_both_kernel[(strips * splits,)](
-                dy, x, bias, scale, amax, q, qt, partial, rows, cols, dy.stride(0), x.stride(0), qt.shape[1],
-                splits, kind, gated, clamp, offset, limit_of(dtype, x), tile.evict, tile.rows, tile.cols,
-                tile.group, num_warps=tile.warps if bias is None else 2 * tile.warps,  # sums take registers
-                maxnreg=tile.registers if bias is None else None,
-            )  # fmt: skip
-        else:
-            _activation_cast_bwd_kernel[(strips * splits,)](
-                dy, x, bias, scale, amax, q, partial, rows, cols, dy.stride(0), x.stride(0), splits, kind,
-                gated, clamp, offset, limit_of(dtype, x), tile.evict, tile.rows, tile.cols,
-                num_warps=tile.warps,
-            )  # fmt: skip
+        _backward_kernel[tile.grid(rows, cols, x)](
+            dy, x, bias, scale, amax, q, qt, partial, rows, cols, dy.stride(0), x.stride(0), qt.shape[1],
+            kind, gated, clamp, offset, limit_of(dtype, x), tile.rows, tile.cols, tile.group,
+            num_warps=tile.warps,
+        )  # fmt: skip
         if partial is not None:
             column_sums(Sum.of(partial, dbias, main_grad))
-    return q, qt if tile.words else transpose(q), dbias
+    return q, qt, dbias

@@ -13,12 +13,7 @@ from redline.kernels.common import ceil_div, next_power_of_2, num_sms
 class Tile:
     """Rows and columns that a program takes at a time, its warps, and programs an SM (0: one a tile).
 
-    Attributes:
-        group: tiles are taken by rows of so many: what these write transposed then lies side by side.
-        evict: what the L2 cache is told of the input, which is read once: "evict_first", or nothing.
-        stages: above 1, how many tiles a program that takes several has under way in shared memory.
-        registers: what a thread of the activation's backward is held to, unless it adds up a bias.
-        words: both layouts from registers, four rows to a word (turned.py), not by a transpose of bytes.
+    Tiles are taken by rows of `group` of them: what these write transposed then lies side by side.
     """
 
     rows: int
@@ -26,10 +21,6 @@ class Tile:
     warps: int
     per_sm: int = 0
     group: int = 1
-    evict: str = ""
-    stages: int = 1
-    words: bool = False
-    registers: int | None = None
 
     def within(self, cols: int) -> Tile:
         """The same number of elements, over no more columns than there are."""
@@ -45,9 +36,9 @@ class Tile:
 # Chosen on an H200 among the variants of benchmarks/tune_fp8.py.
 TILES = {
     "cast": Tile(2, 4096, 8),
-    "cast both": Tile(64, 128, 4),
-    "transpose": Tile(128, 256, 8, group=8),
-    "activation": Tile(8, 1024, 8),
-    "activation backward": Tile(1, 2048, 4),
+    "cast both": Tile(64, 128, 8, group=4),
+    "transpose": Tile(256, 128, 8),
+    "activation": Tile(4, 1024, 4),
+    "activation backward": Tile(64, 128, 8, group=8),
     "norm": Tile(4096, 1, 8, per_sm=4),  # elements of whole rows
 }

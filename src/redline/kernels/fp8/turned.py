@@ -19,11 +19,11 @@ from redline.kernels.triton_common import activate_and_slope, at_most, beyond, w
 
 
 @triton.jit
-def _row_of(ptr, row, stride, col, rows, cols, EVICT: tl.constexpr):
+def _row_of(ptr, row, stride, col, rows, cols):
     """Columns `col` [C] of rows `row` [R] in their own dtype, 0 where there are none."""
     mask = (row < rows)[:, None] & (col < cols)[None, :]
     at = ptr + (row * stride)[:, None] + col[None, :]
-    return tl.load(at, mask=mask, other=0.0, eviction_policy=EVICT)
+    return tl.load(at, mask=mask, other=0.0)
 
 
 @triton.jit
@@ -74,7 +74,7 @@ def _store_both(
 @triton.jit
 def _cast_both_kernel(
     x_ptr, scale_ptr, amax_ptr, q_ptr, qt_ptr, rows, cols, x_stride, t_stride,
-    MAX: tl.constexpr, ROWS: tl.constexpr, EVICT: tl.constexpr,
+    MAX: tl.constexpr, ROWS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     scale = tl.load(scale_ptr)
@@ -83,10 +83,10 @@ def _cast_both_kernel(
     rows_here, cols_here = (rows - first_word * 4).to(tl.int32), (cols - first_col).to(tl.int32)
     row, col = tl.arange(0, BLOCK_ROWS // 4) * 4, tl.arange(0, BLOCK_COLS)
     x_ptr += first_word * 4 * x_stride + first_col
-    a = _row_of(x_ptr, row, x_stride, col, rows_here, cols_here, EVICT).to(tl.float32)
-    b = _row_of(x_ptr, row + 1, x_stride, col, rows_here, cols_here, EVICT).to(tl.float32)
-    c = _row_of(x_ptr, row + 2, x_stride, col, rows_here, cols_here, EVICT).to(tl.float32)
-    d = _row_of(x_ptr, row + 3, x_stride, col, rows_here, cols_here, EVICT).to(tl.float32)
+    a = _row_of(x_ptr, row, x_stride, col, rows_here, cols_here).to(tl.float32)
+    b = _row_of(x_ptr, row + 1, x_stride, col, rows_here, cols_here).to(tl.float32)
+    c = _row_of(x_ptr, row + 2, x_stride, col, rows_here, cols_here).to(tl.float32)
+    d = _row_of(x_ptr, row + 3, x_stride, col, rows_here, cols_here).to(tl.float32)
     largest = _largest(a, b, c, d)
     _store_both(
         a, b, c, d, scale, q_ptr, qt_ptr, first_word, first_col, cols, t_stride, rows_here, cols_here,
@@ -97,8 +97,8 @@ def _cast_both_kernel(
 
 @launchable
 @triton.jit
-def _transpose_words_kernel(
-    q_ptr, qt_ptr, rows, cols, q_stride, t_stride, MAX: tl.constexpr, EVICT: tl.constexpr,
+def _transpose_kernel(
+    q_ptr, qt_ptr, rows, cols, q_stride, t_stride, MAX: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     block, strip = tile_at(tl.program_id(0), rows, cols, BLOCK_ROWS, BLOCK_COLS, GROUP)
@@ -106,10 +106,10 @@ def _transpose_words_kernel(
     rows_here, cols_here = (rows - first_word * 4).to(tl.int32), (cols - first_col).to(tl.int32)
     word, col = tl.arange(0, BLOCK_ROWS // 4), tl.arange(0, BLOCK_COLS)
     q_ptr += first_word * 4 * q_stride + first_col
-    a = _row_of(q_ptr, word * 4, q_stride, col, rows_here, cols_here, EVICT)
-    b = _row_of(q_ptr, word * 4 + 1, q_stride, col, rows_here, cols_here, EVICT)
-    c = _row_of(q_ptr, word * 4 + 2, q_stride, col, rows_here, cols_here, EVICT)
-    d = _row_of(q_ptr, word * 4 + 3, q_stride, col, rows_here, cols_here, EVICT)
+    a = _row_of(q_ptr, word * 4, q_stride, col, rows_here, cols_here)
+    b = _row_of(q_ptr, word * 4 + 1, q_stride, col, rows_here, cols_here)
+    c = _row_of(q_ptr, word * 4 + 2, q_stride, col, rows_here, cols_here)
+    d = _row_of(q_ptr, word * 4 + 3, q_stride, col, rows_here, cols_here)
     wide = t_stride // 4
     qt_ptr = qt_ptr.to(tl.pointer_type(tl.int32)) + first_col * wide + first_word
     words_here = (wide - first_word).to(tl.int32)
@@ -117,27 +117,29 @@ def _transpose_words_kernel(
 
 
 @triton.jit
-def _plus(x, bias):
-    """x + bias in fp32."""
-    x = x.to(tl.float32)
-    if bias is not None:
-        x += bias.to(tl.float32)
+def _biased_row(ptr, bias_ptr, row, stride, col, rows, cols):
+    """As _row_of in fp32, plus the bias."""
+    x = _row_of(ptr, row, stride, col, rows, cols).to(tl.float32)
+    if bias_ptr is not None:
+        x += tl.load(bias_ptr + col, mask=col < cols, other=0.0).to(tl.float32)[None, :]
     return x
 
 
 @triton.jit
 def _gradients(
-    dy_ptr, x_ptr, gate_bias, up_bias, row, col, rows, cols, up_at, dy_stride, x_stride,
-    KIND: tl.constexpr, GATED: tl.constexpr, LIMIT: tl.constexpr, SHIFT: tl.constexpr,
-    MAX: tl.constexpr, EVICT: tl.constexpr,
+    dy_ptr, x_ptr, bias_ptr, row, col, rows, cols, up_at, dy_stride, x_stride,
+    KIND: tl.constexpr, GATED: tl.constexpr, LIMIT: tl.constexpr, SHIFT: tl.constexpr, MAX: tl.constexpr,
 ):  # fmt: skip
     """Rows `row` of the gradients (of the gate, of up) in fp32, rounded to x's dtype; up_at: where up is."""
-    dy = _row_of(dy_ptr, row, dy_stride, col, rows, cols, EVICT).to(tl.float32)
-    gate = _plus(_row_of(x_ptr, row, x_stride, col, rows, cols, EVICT), gate_bias)
+    dy = _row_of(dy_ptr, row, dy_stride, col, rows, cols).to(tl.float32)
+    gate = _biased_row(x_ptr, bias_ptr, row, x_stride, col, rows, cols)
     value, slope = activate_and_slope(at_most(gate, LIMIT), KIND, MAX == 0)
     dup = dy
     if GATED:
-        up = _plus(_row_of(x_ptr + up_at, row, x_stride, col, rows, cols, EVICT), up_bias)
+        up_bias_ptr = bias_ptr
+        if bias_ptr is not None:
+            up_bias_ptr += up_at
+        up = _biased_row(x_ptr + up_at, up_bias_ptr, row, x_stride, col, rows, cols)
         dup = dy * value
         if LIMIT is not None:  # beyond it a gradient is 0
             dup = tl.where(beyond(up, LIMIT), 0.0, dup)
@@ -145,96 +147,63 @@ def _gradients(
         dy *= shifted(within(up, LIMIT), SHIFT)
         dup = rounded(dup, MAX, x_ptr)
     dgate = rounded(dy * slope, MAX, x_ptr)
-    if gate_bias is not None:  # a bias alone must not count; without one, dy = 0 and finite factors give 0
-        mask = (row < rows)[:, None] & (col < cols)[None, :]
-        dgate = tl.where(mask, dgate, 0.0)
-        dup = tl.where(mask, dup, 0.0)
+    if bias_ptr is not None:  # an infinite bias must not count where there is no row; 0 times the rest is 0
+        dgate = tl.where((row < rows)[:, None], dgate, 0.0)
+        dup = tl.where((row < rows)[:, None], dup, 0.0)
     return dgate, dup
 
 
+@launchable
 @triton.jit
-def _backward_tile(
-    dy_ptr, x_ptr, gate_bias, up_bias, scale, q_ptr, qt_ptr, first_word, first_col, rows, cols,
-    dy_stride, x_stride, t_stride,
-    KIND: tl.constexpr, GATED: tl.constexpr, LIMIT: tl.constexpr, SHIFT: tl.constexpr,
-    MAX: tl.constexpr, EVICT: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
+def _backward_kernel(
+    dy_ptr, x_ptr, bias_ptr, scale_ptr, amax_ptr, q_ptr, qt_ptr, partial_ptr,
+    rows, cols, dy_stride, x_stride, t_stride,
+    KIND: tl.constexpr, GATED: tl.constexpr, LIMIT: tl.constexpr, SHIFT: tl.constexpr, MAX: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """Both layouts of a tile; each [R, C]: its largest values, sums over four rows: the gate's, up's."""
+    """With a bias, partial [row tiles, width] gets the sums of each tile's rows."""
+    scale = tl.load(scale_ptr)
+    block, strip = tile_at(tl.program_id(0), rows, cols, BLOCK_ROWS, BLOCK_COLS, GROUP)
+    first_word, first_col = block * (BLOCK_ROWS // 4), strip * BLOCK_COLS
     rows_here, cols_here = (rows - first_word * 4).to(tl.int32), (cols - first_col).to(tl.int32)
     row, col = tl.arange(0, BLOCK_ROWS // 4) * 4, tl.arange(0, BLOCK_COLS)
     dy_ptr += first_word * 4 * dy_stride + first_col
     x_ptr += first_word * 4 * x_stride + first_col
+    if bias_ptr is not None:
+        bias_ptr += first_col
     a, a_up = _gradients(
-        dy_ptr, x_ptr, gate_bias, up_bias, row, col, rows_here, cols_here, cols, dy_stride, x_stride,
-        KIND, GATED, LIMIT, SHIFT, MAX, EVICT,
+        dy_ptr, x_ptr, bias_ptr, row, col, rows_here, cols_here, cols, dy_stride, x_stride,
+        KIND, GATED, LIMIT, SHIFT, MAX,
     )  # fmt: skip
     b, b_up = _gradients(
-        dy_ptr, x_ptr, gate_bias, up_bias, row + 1, col, rows_here, cols_here, cols, dy_stride, x_stride,
-        KIND, GATED, LIMIT, SHIFT, MAX, EVICT,
+        dy_ptr, x_ptr, bias_ptr, row + 1, col, rows_here, cols_here, cols, dy_stride, x_stride,
+        KIND, GATED, LIMIT, SHIFT, MAX,
     )  # fmt: skip
     c, c_up = _gradients(
-        dy_ptr, x_ptr, gate_bias, up_bias, row + 2, col, rows_here, cols_here, cols, dy_stride, x_stride,
-        KIND, GATED, LIMIT, SHIFT, MAX, EVICT,
+        dy_ptr, x_ptr, bias_ptr, row + 2, col, rows_here, cols_here, cols, dy_stride, x_stride,
+        KIND, GATED, LIMIT, SHIFT, MAX,
     )  # fmt: skip
     d, d_up = _gradients(
-        dy_ptr, x_ptr, gate_bias, up_bias, row + 3, col, rows_here, cols_here, cols, dy_stride, x_stride,
-        KIND, GATED, LIMIT, SHIFT, MAX, EVICT,
+        dy_ptr, x_ptr, bias_ptr, row + 3, col, rows_here, cols_here, cols, dy_stride, x_stride,
+        KIND, GATED, LIMIT, SHIFT, MAX,
     )  # fmt: skip
     width = cols * 2 if GATED else cols
     largest = _largest(a, b, c, d)
+    if bias_ptr is not None:
+        partial_ptr += block * width + first_col
+        tl.store(partial_ptr + col, tl.sum(a + b + c + d, axis=0), mask=col < cols_here)
     _store_both(
         a, b, c, d, scale, q_ptr, qt_ptr, first_word, first_col, width, t_stride, rows_here, cols_here,
         MAX, True, BLOCK_ROWS, BLOCK_COLS,
     )  # fmt: skip
     if GATED:
         largest = tl.maximum(largest, _largest(a_up, b_up, c_up, d_up))
+        if bias_ptr is not None:
+            tl.store(
+                partial_ptr + cols + col, tl.sum(a_up + b_up + c_up + d_up, axis=0), mask=col < cols_here
+            )
         _store_both(
             a_up, b_up, c_up, d_up, scale, q_ptr, qt_ptr, first_word, cols + first_col, width, t_stride,
             rows_here, cols_here, MAX, True, BLOCK_ROWS, BLOCK_COLS,
         )  # fmt: skip
-    return largest, a + b + c + d, a_up + b_up + c_up + d_up
-
-
-@launchable
-@triton.jit
-def _backward_both_kernel(
-    dy_ptr, x_ptr, bias_ptr, scale_ptr, amax_ptr, q_ptr, qt_ptr, partial_ptr,
-    rows, cols, dy_stride, x_stride, t_stride, splits,
-    KIND: tl.constexpr, GATED: tl.constexpr, LIMIT: tl.constexpr, SHIFT: tl.constexpr, MAX: tl.constexpr,
-    EVICT: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr, GROUP: tl.constexpr,
-):  # fmt: skip
-    """A program takes one tile or, with a bias, every `splits`-th of a strip of columns, and adds them up."""
-    scale = tl.load(scale_ptr)
-    if bias_ptr is None:
-        block, strip = tile_at(tl.program_id(0), rows, cols, BLOCK_ROWS, BLOCK_COLS, GROUP)
-        largest, _, _ = _backward_tile(
-            dy_ptr, x_ptr, None, None, scale, q_ptr, qt_ptr, block * (BLOCK_ROWS // 4), strip * BLOCK_COLS,
-            rows, cols, dy_stride, x_stride, t_stride, KIND, GATED, LIMIT, SHIFT, MAX, EVICT,
-            BLOCK_ROWS, BLOCK_COLS,
-        )  # fmt: skip
-    else:
-        strips = tl.cdiv(cols, BLOCK_COLS)
-        split, width = (tl.program_id(0) // strips).to(tl.int64), cols * 2 if GATED else cols
-        first_col = (tl.program_id(0) % strips).to(tl.int64) * BLOCK_COLS
-        col = first_col + tl.arange(0, BLOCK_COLS)
-        gate_bias = tl.load(bias_ptr + col, mask=col < cols, other=0.0)[None, :]
-        up_bias = gate_bias
-        if GATED:
-            up_bias = tl.load(bias_ptr + cols + col, mask=col < cols, other=0.0)[None, :]
-        largest = tl.zeros([BLOCK_ROWS // 4, BLOCK_COLS], tl.float32)
-        sums = tl.zeros([BLOCK_ROWS // 4, BLOCK_COLS], tl.float32)
-        up_sums = tl.zeros([BLOCK_ROWS // 4, BLOCK_COLS], tl.float32)
-        for block in tl.range(split, tl.cdiv(rows, BLOCK_ROWS), splits):
-            found, sum_0, sum_1 = _backward_tile(
-                dy_ptr, x_ptr, gate_bias, up_bias, scale, q_ptr, qt_ptr, block * (BLOCK_ROWS // 4), first_col,
-                rows, cols, dy_stride, x_stride, t_stride, KIND, GATED, LIMIT, SHIFT, MAX, EVICT,
-                BLOCK_ROWS, BLOCK_COLS,
-            )  # fmt: skip
-            largest = tl.maximum(largest, found)
-            sums += sum_0
-            up_sums += sum_1
-        target = partial_ptr + split * width + col
-        tl.store(target, tl.sum(sums, axis=0), mask=col < cols)
-        if GATED:
-            tl.store(target + cols, tl.sum(up_sums, axis=0), mask=col < cols)
     tl.atomic_max(amax_ptr, tl.max(largest), sem="relaxed")
