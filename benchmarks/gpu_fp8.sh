@@ -35,6 +35,7 @@ steps() {
   step 8b-fp8 $large --micro-batch-size 1 --global-batch-size 4 --fp8
   step 8b-fp8-beside $large --micro-batch-size 1 --global-batch-size 4 --fp8 --no-fp8-param-gather
   step 8b-fp8-mbs2 $large --micro-batch-size 2 --global-batch-size 4 --fp8
+  step 8b-bf16-mbs2 $large --micro-batch-size 2 --global-batch-size 4
   step 8b-bf16-mbs4 $large --micro-batch-size 4 --global-batch-size 4
   step 8b-fp8-mbs4 $large --micro-batch-size 4 --global-batch-size 4 --fp8
   step 8b-fp8-head $large --micro-batch-size 4 --global-batch-size 4 --fp8 --fp8-output-proj

@@ -25,6 +25,7 @@ class Kernel:
         registers: what a thread is held to, as the launcher does; it must do without local memory.
         tile: which of the casts' TILES is launched: rows, columns, warps and so on are then its own.
         draws: whether every 16-byte load must be on its way before the mask is drawn.
+        odd: arguments that are not divisible by 16, beside ODD.
         spills: how many values lie in local memory all the same, where a tile was measured to be fastest.
     """
 
@@ -36,6 +37,7 @@ class Kernel:
     registers: int | None = None
     tile: str | None = None
     draws: bool = False
+    odd: frozenset[str] = frozenset()
     spills: int = 0
 
 
@@ -53,6 +55,8 @@ ODD = {
     "q_programs",
     "k_programs",
 }  # not divisible by 16
+# Rows that begin anywhere, as those of a part of a tensor may.
+ODD_ROWS = frozenset({"rows", "x_stride", "dy_stride", "q_stride", "x_ptr", "dy_ptr"})
 NORM_F = {"x": "bf16", "residual": "bf16", "weight": "bf16", "y": "bf16", "sum": "bf16", "rstd": "fp32"}
 NORM_B = {
     "dy": "bf16",
@@ -226,18 +230,48 @@ KERNELS = (
         {"MAX": 0.0, "ROWS": True},
         tile="cast both",
     ),
+    *(
+        Kernel(
+            "fp8.turned:_cast_both_kernel",
+            {"x": "bf16", "q": "fp8e4nv", "qt": "fp8e4nv"} | FP8_STATE,
+            {"MAX": 0.0, "ROWS": rows},
+            tile="cast both",
+            wide=False,
+            odd=ODD_ROWS | (set() if rows else {"cols"}),
+        )
+        for rows in (True, False)
+    ),
     Kernel("fp8.turned:_transpose_kernel", {"q": "u8", "qt": "u8"}, {"MAX": 0.0}, tile="transpose"),
+    Kernel(
+        "fp8.turned:_transpose_kernel",
+        {"q": "u8", "qt": "u8"},
+        {"MAX": 0.0},
+        tile="transpose",
+        wide=False,
+        odd=ODD_ROWS | {"cols"},
+    ),
     Kernel(
         "fp8.turned:_backward_kernel",
         {"dy": "bf16", "x": "bf16", "q": "fp8e5", "qt": "fp8e5"} | FP8_STATE,
-        FP8_GATE,
+        FP8_GATE | {"ROWS": True},
         tile="activation backward",
+    ),
+    *(
+        Kernel(
+            "fp8.turned:_backward_kernel",
+            {"dy": "bf16", "x": "bf16", "q": "fp8e5", "qt": "fp8e5"} | FP8_STATE,
+            FP8_GATE | {"ROWS": rows},
+            tile="activation backward",
+            wide=False,
+            odd=ODD_ROWS | (set() if rows else {"cols"}),
+        )
+        for rows in (True, False)
     ),
     Kernel(
         "fp8.turned:_backward_kernel",
         {"dy": "bf16", "x": "bf16", "bias": "bf16", "q": "fp8e5", "qt": "fp8e5", "partial": "fp32"}
         | FP8_STATE,
-        FP8_GATE | FP8_LIMITED,
+        FP8_GATE | FP8_LIMITED | {"ROWS": True},
         tile="activation backward",
     ),
     Kernel(
@@ -314,7 +348,7 @@ def compile_for_hopper(kernel: Kernel) -> bytes:
             signature[arg] = "fp32"
         else:
             signature[arg] = f"*{kernel.pointers[pointer]}" if arg.endswith("_ptr") else "i32"
-            if arg not in ODD:
+            if arg not in ODD | kernel.odd:
                 attributes[(index,)] = [["tt.divisibility", 16]]
     source = ASTSource(fn=fn, signature=signature, constexprs=constants, attrs=attributes)
     target = GPUTarget("cuda", 90, 32)
@@ -324,7 +358,7 @@ def compile_for_hopper(kernel: Kernel) -> bytes:
 
 
 def faults(kernel: Kernel, cubin: bytes) -> list[str]:
-    """What the machine code shows: local memory (spills), or a 2-byte access of an activation."""
+    """What the machine code shows: local memory (spills), a 2-byte access, a register that was lost."""
     import triton
 
     disassembler = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
@@ -334,6 +368,9 @@ def faults(kernel: Kernel, cubin: bytes) -> list[str]:
         listing = subprocess.run([disassembler, file.name], capture_output=True, text=True, check=True).stdout
     spilled = re.findall(r"\b(?:LDL|STL)[.\w]*", listing)
     found = sorted(set(spilled)) if len(spilled) > 2 * kernel.spills else []
+    # The stack pointer as a number: what ptxas takes where it has lost the register of a value.
+    lines = [line for line in listing.splitlines() if not re.search(r"\[R1\b|R1, c\[0x0\]|R1, R1,", line)]
+    found += [f"R1 as a number: {line.split(';')[0].strip()}" for line in lines if re.search(r"\bR1\b", line)]
     if kernel.wide:
         found += sorted(set(re.findall(r"\b(?:LDG|STG)[.\w]*\.U16\b", listing)))
         found += [] if re.search(r"\bSTG\.E\.128\b", listing) else ["no STG.E.128"]

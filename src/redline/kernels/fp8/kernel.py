@@ -24,6 +24,8 @@ from redline.kernels.fp8.turned import _backward_kernel, _cast_both_kernel, _tra
 from redline.kernels.launch import launchable
 from redline.kernels.triton_common import Sum, activate, at_most, column_sums, whole_rows, within
 
+WIDE = 16  # columns: rows of both layouts leave as words only where they begin at multiples of so many
+
 
 @launchable
 @triton.jit
@@ -134,24 +136,30 @@ def cast(
     """(q [T, C], q^T [C, T']) of x [T, C]; what is not wanted is empty. `amax` [1] is raised in place."""
     x = _near_rows(x)
     rows, cols = x.shape
-    q = torch.empty((rows, cols) if rows_wanted else (0,), dtype=dtype, device=x.device)
-    qt = torch.empty((cols, padded(rows)) if columns_wanted else (0,), dtype=dtype, device=x.device)
+    turned_back = rows_wanted and columns_wanted and cols % WIDE != 0
+    q = x.new_empty((rows, cols) if rows_wanted and not turned_back else (0,), dtype=dtype)
+    qt = x.new_empty((cols, padded(rows)) if columns_wanted else (0,), dtype=dtype)
     if x.numel() == 0:
-        return q, qt
+        return q.view(rows, cols) if turned_back else q, qt
     tile = TILES["cast both"] if columns_wanted else TILES["cast"].within(cols)
     shape = rows, cols, x.stride(0)
     with on_device_of(x):
         if columns_wanted:
             _cast_both_kernel[tile.grid(rows, cols, x)](
-                x, scale, amax, q, qt, *shape, qt.shape[1], limit_of(dtype, x), rows_wanted,
-                tile.rows, tile.cols, tile.group, num_warps=tile.warps,
+                x, scale, amax, q, qt, *shape, qt.shape[1], limit_of(dtype, x),
+                rows_wanted and not turned_back, tile.rows, tile.cols, tile.group, num_warps=tile.warps,
             )  # fmt: skip
         else:
             _cast_kernel[tile.grid(rows, cols, x)](
                 x, scale, amax, q, *shape, limit_of(dtype, x), rows_wanted, tile.rows, tile.cols,
                 tile.group, num_warps=tile.warps,
             )  # fmt: skip
-    return q, qt
+    return _turned_back(qt, rows) if turned_back else q, qt
+
+
+def _turned_back(qt: Tensor, rows: int) -> Tensor:
+    """q [T, C] out of q^T [C, T'], whatever C is."""
+    return transpose(qt)[:rows, : qt.shape[0]].contiguous()
 
 
 def transpose(q: Tensor) -> Tensor:
@@ -246,21 +254,22 @@ def activation_cast_backward(
     """(dx in fp8 [T, X], transposed [X, T'], dbias [X]); dbias is empty without one or with main_grad."""
     x, dy = _near_rows(x), _near_rows(dy)
     (rows, width), cols = x.shape, dy.shape[1]
-    q = torch.empty((rows, width), dtype=dtype, device=x.device)
-    qt = torch.empty((width, padded(rows)), dtype=dtype, device=x.device)
+    turned_back = cols % WIDE != 0
+    q = x.new_empty((0,) if turned_back else (rows, width), dtype=dtype)
+    qt = x.new_empty((width, padded(rows)), dtype=dtype)
     wanted = bias is not None and main_grad is None
     dbias = (x if bias is None else bias).new_empty(width if wanted else 0)
     if x.numel() == 0:
-        return q, qt, dbias.zero_()
+        return q.view(rows, width), qt, dbias.zero_()
     tile = TILES["activation backward"]
     blocks = ceil_div(rows, tile.rows)
     partial = None if bias is None else x.new_empty((blocks, width), dtype=torch.float32)
     with on_device_of(x):
         _backward_kernel[tile.grid(rows, cols, x)](
             dy, x, bias, scale, amax, q, qt, partial, rows, cols, dy.stride(0), x.stride(0), qt.shape[1],
-            kind, gated, clamp, offset, limit_of(dtype, x), tile.rows, tile.cols, tile.group,
+            kind, gated, clamp, offset, limit_of(dtype, x), not turned_back, tile.rows, tile.cols, tile.group,
             num_warps=tile.warps,
         )  # fmt: skip
         if partial is not None:
             column_sums(Sum.of(partial, dbias, main_grad))
-    return q, qt, dbias
+    return _turned_back(qt, rows) if turned_back else q, qt, dbias

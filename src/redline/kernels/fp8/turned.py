@@ -3,6 +3,10 @@
 A program takes its rows four at a time, and packs the four bytes of a column into one word. What goes through
 shared memory to be turned is then words: as many bytes as the tensor has, none of them moved alone. Words
 stand along T', whose padding to a multiple of 16 is written as zeros.
+
+Rows leave as words too, so C must be a multiple of 16 for both layouts: where single bytes were stored beside
+words of the same values, ptxas 12.8 lost the bytes' registers and stored others (tests/kernels/sm90.py looks
+for that in every kernel). Of another C the launchers of kernel.py have q^T made here, and turn it back.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
@@ -159,7 +163,7 @@ def _backward_kernel(
     dy_ptr, x_ptr, bias_ptr, scale_ptr, amax_ptr, q_ptr, qt_ptr, partial_ptr,
     rows, cols, dy_stride, x_stride, t_stride,
     KIND: tl.constexpr, GATED: tl.constexpr, LIMIT: tl.constexpr, SHIFT: tl.constexpr, MAX: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr, GROUP: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """With a bias, partial [row tiles, width] gets the sums of each tile's rows."""
     scale = tl.load(scale_ptr)
@@ -194,7 +198,7 @@ def _backward_kernel(
         tl.store(partial_ptr + col, tl.sum(a + b + c + d, axis=0), mask=col < cols_here)
     _store_both(
         a, b, c, d, scale, q_ptr, qt_ptr, first_word, first_col, width, t_stride, rows_here, cols_here,
-        MAX, True, BLOCK_ROWS, BLOCK_COLS,
+        MAX, ROWS, BLOCK_ROWS, BLOCK_COLS,
     )  # fmt: skip
     if GATED:
         largest = tl.maximum(largest, _largest(a_up, b_up, c_up, d_up))
@@ -204,6 +208,6 @@ def _backward_kernel(
             )
         _store_both(
             a_up, b_up, c_up, d_up, scale, q_ptr, qt_ptr, first_word, cols + first_col, width, t_stride,
-            rows_here, cols_here, MAX, True, BLOCK_ROWS, BLOCK_COLS,
+            rows_here, cols_here, MAX, ROWS, BLOCK_ROWS, BLOCK_COLS,
         )  # fmt: skip
     tl.atomic_max(amax_ptr, tl.max(largest), sem="relaxed")
