@@ -324,7 +324,7 @@ CASES: dict[str, list[tuple[str, str]]] = {
         for words in (
             "--no-fp8-wgrad", "--fp8-interval 2", "--fp8-keep-bf16 layers.0.*", "--fp8-stats-interval 9",
             "--fp8-return-to-bf16 9", "--fp8-output-proj", "--fp8-recipe blockwise --fp8-emulate",
-            f"{SHARDED} --fp8-param-gather", "--keep-fp8-transpose-cache",
+            f"{SHARDED} --fp8-param-gather", "--keep-fp8-transpose-cache", "--no-parameter-transpose-cache",
         )
     ],
     "fp8-gather-recipe": [
@@ -341,6 +341,10 @@ CASES: dict[str, list[tuple[str, str]]] = {
     "fp8-gather-storage": [
         (f"--fp8 --fp8-param-gather {SHARDED} {flag}", f"--fp8 {SHARDED} {flag}")
         for flag in ("--use-precision-aware-optimizer", "--fp8-return-to-bf16 2")
+    ],
+    "fp8-casts-kept": [
+        (f"--fp8 --no-parameter-transpose-cache {flag}", f"--fp8 {flag}")
+        for flag in ("--keep-fp8-transpose-cache", "--fp8-param-gather", "--fp8-recipe mxfp8 --fp8-emulate")
     ],
     "fp8-first-last-keeps-some": [
         (f"{ENDS} --num-layers-at-start-in-bf16 0 --num-layers-at-end-in-bf16 0", f"{ENDS} {flag} 0")

@@ -50,13 +50,13 @@ def put_into_fp8(model, run):
     """
     names = [name for name, _, _ in gemm_sites(model.shape)]
     state = Fp8State(names, Fp8Spec(history_len=4), "cpu", kernels=True)
-    both, output = run.fp8_copies == 2, run.keeps_attention_output
-    gemms = Fp8Gemms(model, state, fused=run.fused, keeps_transposed=both, keeps_output=output)
+    output = run.keeps_attention_output
+    gemms = Fp8Gemms(model, state, fused=run.fused, copies=run.fp8_copies, keeps_output=output)
     state.steps = 1
     gemms.begin_step()
     for gemm in gemms.gemms.values():
         gemm.fresh = not run.accumulates
-    return [cast for gemm in gemms.gemms.values() for cast in (gemm.q_OI, gemm.q_IO) if cast is not None]
+    return [cast for gemm in gemms.gemms.values() for cast in gemm.casts]
 
 
 def measure(shape, run, *, drop=False):

@@ -93,6 +93,7 @@ FP8_CASES = {
     "llama": (LLAMA, NOTHING, False, 2),
     "llama, accumulating": (LLAMA, NOTHING, True, 1),
     "llama, norm and activation": (LLAMA, selective(["layernorm", "activation"]), False, 2),
+    "llama, cast in each pass": (LLAMA, NOTHING, True, 0),
     "llama, mlp": (LLAMA, selective(["mlp"]), False, 1),
     "gpt": (GPT, NOTHING, False, 1),
     "gpt, uniform": (GPT, full("uniform", 1), False, 1),

@@ -71,7 +71,7 @@ FP8_RUNS = {
     "tensorwise": "--hidden-size 32 --fp8 --fp8-recipe tensorwise "
     "--fp8-param-gather --use-distributed-optimizer",
     "blockwise": "--fp8-e4m3 --fp8-recipe blockwise --hidden-size 128 --ffn-hidden-size 128",
-    "no wgrad": f"--hidden-size 32 --fp8 --no-fp8-wgrad {LLAMA} "
+    "no wgrad": f"--hidden-size 32 --fp8 --no-fp8-wgrad --no-parameter-transpose-cache {LLAMA} "
     "--activation-func-clamp-value 0.05 --glu-linear-offset 1",
 }
 

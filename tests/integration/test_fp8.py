@@ -72,6 +72,22 @@ def test_the_input_of_proj_is_attention_s_output(
     assert all(torch.equal(one, other) for one, other in zip(*kept, strict=True))
 
 
+@pytest.mark.parametrize("recipe", ["delayed", "tensorwise"])
+def test_weights_cast_in_each_pass_or_once_a_step_give_the_same_bits(recipe: str, train: Any) -> None:
+    """Over microbatches, evaluations, a table and a resume; no copy is held where none is kept."""
+    flags = f"{FLAGS} --fp8 --fp8-recipe {recipe} --micro-batch-size 1 --no-fp8-param-gather"
+    flags += " --eval-interval 2 --fp8-stats-interval 3"
+    once, each = train("once", flags), train("each", f"{flags} --no-parameter-transpose-cache")
+    both = train("both", f"{flags} --keep-fp8-transpose-cache")
+    assert once.losses == each.losses == both.losses and once.valid_losses == each.valid_losses
+    tables = [(run.folder / "fp8.jsonl").read_text() for run in (once, each)]
+    assert tables[0] == tables[1]
+    held = [run.summary["measured_memory"].get("fp8_copies", 0) for run in (each, once, both)]
+    assert held[0] == 0 < held[1] and held[2] == 2 * held[1]
+    train("cut", f"{flags} --exit-interval 3")
+    assert train("cut", f"{flags} --no-parameter-transpose-cache --load cut").losses == once.losses
+
+
 def test_an_evaluation_leaves_training_alone(tmp_path: Path) -> None:
     plain, evaluated = opened(tmp_path, FP8), opened(tmp_path, FP8)
     losses = []

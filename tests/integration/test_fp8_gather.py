@@ -70,6 +70,7 @@ def test_b046_gathered_in_fp8_the_bits_are_those_of_a_gather_in_16(tmp_path: Pat
         variants[f"{name} gathered"] = {**FP8, **recipe, **GATHER}
     variants["delayed gathered late"] = {**FP8, **GATHER, **late}
     variants["delayed gathered recomputed"] = {**FP8, **GATHER, **again}
+    variants["delayed cast in each pass"] = {**FP8, "parameter_transpose_cache": False}
     variants["delayed in fp8, not sharded"] = {**FP8, **GATHER, "use_distributed_optimizer": False}
     variants["delayed gathered, states away"] = {**FP8, **GATHER, "optimizer_cpu_offload": True}
     found = on_ranks_of(2, variants, trained)
@@ -207,8 +208,8 @@ def test_the_plan_knows_what_is_held(tmp_path: Path) -> None:
         params = [buffer.tensors["param"] for buffer in run.state.optimizer.buffers.buffers]
         assert sum(param.nbytes for param in params) == pytest.approx(state["weights"], rel=0.01)
         assert state.get("fp8_copies", 0) == beside * weights
-        kept = [gemm.q_IO for gemm in run.state.fp8.gemms.values()]  # type: ignore[union-attr]
-        assert sum(each.nbytes for each in kept if each is not None) == beside * weights
+        kept = [cast for gemm in run.state.fp8.gemms.values() for cast in gemm.casts]  # type: ignore[union-attr]
+        assert sum(each.nbytes for each in kept) == beside * weights
         assert {param.dtype for param in params} == {torch.bfloat16, torch.float8_e4m3fn}
     before = valid_loss(run).loss
     assert before == valid_loss(run).loss

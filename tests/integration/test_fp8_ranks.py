@@ -102,7 +102,13 @@ FULL = {"recompute_granularity": "full", "recompute_method": "uniform", "recompu
 
 SP = {"tensor_model_parallel_size": 2, "sequence_parallel": True, "micro_batch_size": 1, "train_iters": 2}
 TRAVELLING = {
-    "gpt": ({**SMALL, **FP8, **SP, "hidden_dropout": 0.1}, {"plain": {**PLAIN, **APART}, "pieces": PIECES}),
+    "gpt": (
+        {**SMALL, **FP8, **SP, "hidden_dropout": 0.1, "fp8_param_gather": False},
+        {
+            "plain, cast in each pass": {**PLAIN, **APART, "parameter_transpose_cache": False},
+            "pieces": PIECES,
+        },
+    ),
     "llama": (
         {**LLAMA, **FP8, **SP, "fp8_recipe": "tensorwise"},
         {

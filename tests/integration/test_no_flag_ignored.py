@@ -309,6 +309,7 @@ FP8 = {
     "fp8_amax_compute_algo": see(observe.numbers, **FP8_MODEL),
     "fp8_param_gather": see(observe.plan, value=False, **FP8_MODEL),
     "keep_fp8_transpose_cache": see(observe.plan, **FP8_MODEL),
+    "parameter_transpose_cache": see(observe.plan, fp8_param_gather=False, **FP8_MODEL),
     **numbers("first_last_layers_bf16", **{**FP8_MODEL, "num_layers": 3}),
     **numbers(
         "num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16",

@@ -284,7 +284,7 @@ def test_the_bytes_of_the_casts_are_those_of_the_formula(kernel_device):
     model, gemms = model_in_fp8("llama", kernel_device, fused=True, head=True)
     weights = sum(size_out * size_in for _, size_out, size_in in gemm_sites(model.shape))
     assert gemms.copies_bytes == weights + 2 * model.head_weight.numel()
-    both = Fp8Gemms(model, gemms.state, fused=WITHOUT_LOGITS, keeps_transposed=True)
+    both = Fp8Gemms(model, gemms.state, fused=WITHOUT_LOGITS, copies=2)
     assert both.copies_bytes == 2 * weights
 
 

@@ -194,6 +194,9 @@ def test_weights_transposed_in_each_backward_cost_a_pass_over_their_bytes() -> N
         wanted = 4 // samples * 2 * weights / rates.bytes_per_s
         assert made.step_s - kept.step_s == pytest.approx(wanted, rel=1e-6)
         shares.append(wanted / made.step_s)
+        uncached = {**base, "parameter_transpose_cache": False}
+        each = predict(setup("llama3-8b", dialect="redline", micro_batch_size=samples, **uncached), rates)
+        assert each.step_s - kept.step_s == pytest.approx(3 * wanted, rel=1e-6)  # 3 bytes in each direction
     assert 0.01 > shares[0] > 3 * shares[1]
 
 

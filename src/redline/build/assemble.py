@@ -232,7 +232,7 @@ def make_fp8(
         fuse_wgrad=fuse_wgrad,
         head=options.fp8_output_proj,
         params=params,
-        keeps_transposed=options.keep_fp8_transpose_cache,
+        copies=plan.fp8.copies,
         compiled=config.compile.use_torch_compile,
         keeps_output=plan.microbatch.keeps_attention_output,
         linked=config.overlap.tp_comm_overlap,

@@ -169,9 +169,8 @@ class PrecisionConfig(Section):
     parameter_transpose_cache: bool = flag(
         True,
         account="memory",
-        waits_for=FP8,
         needs=ON_FP8,
-        help="Quantize weights once a step, not once a microbatch.",
+        help="Cast weights to fp8 once a step; off: in each pass, and none of it is kept.",
     )
     te_precision_config_file: str | None = flag(
         None, metavar="FILE", waits_for=QUANTIZED, help="YAML file that gives modules their recipes."

@@ -45,7 +45,7 @@ class MicrobatchShape:
         z_loss: the loss has a part of the log-partition; only the plain one keeps more for it.
         fp8: GEMMs of the layers keep their input in fp8, those that run in it.
         fp8_weights: elements of the layers' weights that GEMMs read in fp8.
-        fp8_copies: casts of each that are kept: by rows, and transposed unless that is made each time.
+        fp8_copies: casts of each that are kept: none, rows, or transposed too; others are made each time.
         fp8_stored: those weights exist in fp8 alone, which is one of these copies.
         fp8_head: elements of the head, where it runs in fp8; it is kept in both layouts.
         fp8_blocks: with a scale for each block.

@@ -143,17 +143,17 @@ def _fp8_mlp_backward(shape: ModelShape, run: MicrobatchShape) -> list[Held]:
 def _fp8_products(size: int, weight: int, run: MicrobatchShape) -> Held:
     """Beside the weight gradient first, then beside that of the input of `size` elements."""
     first = _fp8_operand(size, weight, run).num_bytes
-    turned = weight if run.fp8_copies == 1 else 0
+    turned = weight if run.fp8_copies < 2 else 0
     return Held("mlp", "mlp", "transposed operand, product in fp8", max(first, turned + size * run.item))
 
 
 def _fp8_operand(size: int, weight: int, run: MicrobatchShape) -> Held:
     """For a weight gradient its input transposed, and the product: no GEMM in fp8 adds to what is there.
 
-    Before that, for the gradient of the input, the weight transposed, where that is made each time.
+    For the gradient of the input the weight transposed, where that is made each time.
     """
     product = weight * ITEM_BYTES[run.grad_dtype] if run.accumulates else 0
-    again = weight if run.fp8_copies == 1 else 0
+    again = weight if run.fp8_copies < 2 else 0
     return Held("mlp", "mlp", "transposed operand, product in fp8", max(size + product, again))
 
 

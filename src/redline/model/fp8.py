@@ -5,8 +5,8 @@
     wgrad   dw += dy^T x     both transposed copies, straight into main_grad
 
 What a site keeps for backward is the fp8 copy of x, one byte a value; nothing where attention keeps x itself,
-of which the copy is then made again. The weight is cast once a step and serves every microbatch. fp8_fused.py
-joins norm and activation with their casts.
+of which the copy is then made again. fp8_weight.py says when the weight is cast; fp8_fused.py joins norm and
+activation with their casts.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from torch.autograd.function import once_differentiable
 from redline.comm import Group
 from redline.kernels import fp8
 from redline.model.fp8_opaque import OpaqueSite
+from redline.model.fp8_weight import Copies, Fp8Weight
 from redline.model.gemm import add_wgrad
 from redline.model.main_grad import main_grad_of
 from redline.model.modules import Linear
@@ -76,12 +77,10 @@ class SiteGemm(Protocol):
 
 
 class Fp8Gemm:
-    """The fp8 side of one weight: its scalings, and its cast copy for a step.
-
-    The transposed copy that dgrad reads is made each time, at a two-hundredth of the GEMM's time, or kept
-    too, at a byte a parameter. A weight that is stored in fp8 is its own copy; Fp8Params casts it.
+    """The fp8 side of one weight: its scalings, and its casts.
 
     Args:
+        copies: of the weight's casts, kept through a step; see Fp8Weight.
         shares: operands, "x" or "dy", of which the ranks of a group hold some rows each, and the group: all
             of them cast alike.
 
@@ -95,48 +94,22 @@ class Fp8Gemm:
         linear: Linear,
         state: Fp8State,
         *,
-        keeps_transposed: bool = False,
+        copies: Copies = 1,
         shares: Mapping[str, Group] = MappingProxyType({}),
     ) -> None:
         self.linear, self.state, self._shares = linear, state, shares
         self.x, self.w, self.dy = (state.scaling(site, operand) for operand in ("x", "w", "dy"))
-        weight_OI = linear.weight.detach()
-        self.stored = weight_OI.dtype == self.w.dtype
-        self.q_OI = weight_OI if self.stored else torch.zeros_like(weight_OI, dtype=self.w.dtype)
-        self.q_IO = torch.zeros_like(self.q_OI.T).contiguous() if keeps_transposed else None
-        self.inverse = torch.ones(1, device=state.scale.device)
+        self.weight = Fp8Weight(linear, self.w, state, copies)
         self.fresh = False
-        self._turned = False
 
-    @torch.no_grad()
     def refresh(self) -> None:
-        """Cast the weight anew, after an update of the parameters."""
-        self._turned = self.q_IO is not None and not self.stored
-        if self.stored:
-            self.inverse.copy_(self.w.inverse)
-            return
-        q_OI, q_IO, inverse = self.state.cast(self.linear.weight, self.w, columns=self._turned)
-        self.q_OI.copy_(q_OI)
-        if self.q_IO is not None:
-            self.q_IO.copy_(q_IO)
-        self.inverse.copy_(inverse)
+        """The parameters were updated."""
+        self.weight.refresh()
 
     @property
     def casts(self) -> list[Tensor]:
         """The copies that are held beside the weight."""
-        kept = [] if self.q_IO is None else [self.q_IO]
-        return kept if self.stored else [self.q_OI, *kept]
-
-    def transposed(self) -> Tensor:
-        """The weight [I, O]."""
-        if self._turned:
-            assert self.q_IO is not None
-            return self.q_IO
-        q_IO: Tensor = fp8.transpose(self.q_OI, self.state.kernels)
-        if self.q_IO is None:
-            return q_IO
-        self._turned = True  # a stored weight arrives after `refresh`, so it is turned when first asked for
-        return self.q_IO.copy_(q_IO)
+        return self.weight.casts
 
     def cast_input(self, x_TI: Tensor, *, columns: bool = True) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """(what forward reads and its scale, what is kept for the weight gradient and its scale).
@@ -148,7 +121,7 @@ class Fp8Gemm:
 
     def fprop(self, q_TI: Tensor, inverse: Tensor, dtype: torch.dtype) -> Tensor:
         """x W^T in `dtype`, with the bias unless a later operation adds it: [T, I] -> [T, O]."""
-        y_TO: Tensor = fp8.gemm(q_TI, self.q_OI, inverse, self.inverse, dtype, True)
+        y_TO: Tensor = fp8.gemm(q_TI, self.weight.rows(), inverse, self.weight.inverse, dtype, True)
         if self.linear.bias is not None and not self.linear.defer_bias:
             y_TO += self.linear.bias
         return y_TO
@@ -159,7 +132,8 @@ class Fp8Gemm:
 
     def dgrad(self, dy: Operand, dtype: torch.dtype) -> Tensor:
         """dy W: [T, O] -> [T, I]."""
-        dx_TI: Tensor = fp8.gemm(dy.q_TC, self.transposed(), dy.inverse, self.inverse, dtype, False)
+        q_IO = self.weight.transposed()
+        dx_TI: Tensor = fp8.gemm(dy.q_TC, q_IO, dy.inverse, self.weight.inverse, dtype, False)
         return dx_TI
 
     def wgrad(self, main_grad_OI: Tensor, dy: Operand, q_TI: Tensor, inverse: Tensor) -> None:

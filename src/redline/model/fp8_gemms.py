@@ -20,6 +20,7 @@ from redline.model.fp8_fused import Fp8Mlp, Fp8NormSite
 from redline.model.fp8_head import Fp8Head
 from redline.model.fp8_linked import LinkedSite
 from redline.model.fp8_params import Fp8Params
+from redline.model.fp8_weight import Copies
 from redline.model.modules import Linear, Norm, Site
 from redline.model.transformer import Transformer
 from redline.precision.fp8 import NEVER, Fp8State
@@ -35,7 +36,7 @@ class Fp8Gemms:
         fuse_wgrad: of weight gradients that are not computed in fp8.
         head: whether the products of the output head run in fp8 too.
         params: casts the weights, where they are stored in fp8.
-        keeps_transposed: keep each cast weight in both layouts.
+        copies: of a weight's casts, kept through a step; see fp8_weight.py.
         compiled: the blocks are to be compiled.
         keeps_output: attention keeps its output for its own backward; proj casts its input anew from that.
         linked: sequence-parallel ranks cast their rows before they are sent, joined to the GEMMs.
@@ -52,7 +53,7 @@ class Fp8Gemms:
         fuse_wgrad: bool = True,
         head: bool = False,
         params: Fp8Params | None = None,
-        keeps_transposed: bool = False,
+        copies: Copies = 1,
         compiled: bool = False,
         keeps_output: bool = False,
         linked: bool = False,
@@ -60,7 +61,7 @@ class Fp8Gemms:
     ) -> None:
         self.state = state
         self._token = torch.zeros(1, device=state.scale.device) if compiled else None
-        self._params, self._keeps_transposed, self._arrival = params, keeps_transposed, arrival
+        self._params, self._copies, self._arrival = params, copies, arrival
         if arrival is not None:
             model.before_part = self._before
         self._fuse_wgrad = fuse_wgrad
@@ -192,11 +193,8 @@ class Fp8Gemms:
                 if site in self.state.sites and self.state.spec.blocks:
                     self.gemms[site] = BlockGemm(site, linear, self.state)
                 elif site in self.state.sites:
-                    keeps = self._keeps_transposed
                     shares = self._shares(part)
-                    self.gemms[site] = Fp8Gemm(
-                        site, linear, self.state, keeps_transposed=keeps, shares=shares
-                    )
+                    self.gemms[site] = Fp8Gemm(site, linear, self.state, copies=self._copies, shares=shares)
             self._place_layer(name, layer)
 
     def _shares(self, part: str) -> dict[str, Group]:

@@ -47,19 +47,20 @@ def random_product(K: int, N: int, dtype: torch.dtype, device: torch.device) -> 
 
 def forward_product(gemm: Fp8Gemm, inverse: Tensor, dtype: torch.dtype) -> Product:
     """x W^T in `dtype`, of rows of x in fp8 or as bytes: [R, I] -> [R, O]."""
+    q_OI = gemm.weight.rows()
 
     def into(q_RI: Tensor, y_RO: Tensor) -> None:
-        fp8.gemm_into(q_RI.view(gemm.x.dtype), gemm.q_OI, inverse, gemm.inverse, y_RO, True)
+        fp8.gemm_into(q_RI.view(gemm.x.dtype), q_OI, inverse, gemm.weight.inverse, y_RO, True)
 
-    return Product(into, len(gemm.q_OI), dtype)
+    return Product(into, len(q_OI), dtype)
 
 
 def backward_product(gemm: Fp8Gemm, inverse: Tensor, dtype: torch.dtype) -> Product:
     """dy W in `dtype`, of rows of dy in fp8 or as bytes: [R, O] -> [R, I]."""
-    q_IO = gemm.transposed()
+    q_IO = gemm.weight.transposed()
 
     def into(q_RO: Tensor, dx_RI: Tensor) -> None:
-        fp8.gemm_into(q_RO.view(gemm.dy.dtype), q_IO, inverse, gemm.inverse, dx_RI, False)
+        fp8.gemm_into(q_RO.view(gemm.dy.dtype), q_IO, inverse, gemm.weight.inverse, dx_RI, False)
 
     return Product(into, len(q_IO), dtype)
 

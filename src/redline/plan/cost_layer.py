@@ -159,8 +159,8 @@ def _add_gemms(setup: Setup, rates: Rates, gemms: list[_Gemm], forward: Parts, b
         backward.add("gemm", times * (gemm_s(rates, T * grouped, k, n, dtype, slow) + wgrad))
         if not setup.wgrad_fusion:
             backward.add("elementwise", stream_s(rates, WGRAD_APART * n * k * gemm.copies))
-        if setup.fp8_turned:
-            backward.add("elementwise", stream_s(rates, 2 * n * k * gemm.copies))
+        for parts, passes in zip((forward, backward), setup.fp8_weight_passes, strict=True):
+            parts.add("elementwise", stream_s(rates, passes * n * k * gemm.copies))
 
 
 def _attention_core(setup: Setup, rates: Rates) -> tuple[float, float]:

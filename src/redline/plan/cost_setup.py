@@ -14,7 +14,7 @@ from redline.formulas.shape import ModelShape
 from redline.formulas.state import StateDtypes
 from redline.formulas.traffic import gathered_bytes_each, skipped_share
 from redline.plan.dtypes import state_dtypes
-from redline.plan.fp8 import kept_beside, turns_weights
+from redline.plan.fp8 import kept_beside, kept_casts, weight_passes
 from redline.plan.grid import RankGrid, make_grid
 from redline.units import MIB
 
@@ -37,7 +37,7 @@ class Setup:
         fp8: recipe of the GEMMs' operands, None for 16 bits.
         recompute: "none", "selective" or "full" (then `recompute_layers` of a chunk are dropped).
         fp8_copies: casts of each weight that are kept: by rows, and transposed too.
-        fp8_turned: weights in fp8 are transposed in each backward.
+        fp8_weight_passes: bytes a weight that each forward and each backward moves to have its casts.
         spread_inputs: each tp rank keeps its part of what full recompute saves.
         sharding: what is split over dp, `instances` times over.
         tp_overlap: what joins tp's collectives to their GEMMs; "peers" write each other's memory.
@@ -69,7 +69,7 @@ class Setup:
     recompute_modules: tuple[str, ...] = ()
     spread_inputs: bool = False
     fp8_copies: int = 0
-    fp8_turned: bool = False
+    fp8_weight_passes: tuple[int, int] = (0, 0)
     sequence_parallel: bool = False
     sharding: Sharding = "none"
     instances: int = 1
@@ -225,7 +225,7 @@ def setup_of(
         recompute_modules=config.recompute.recompute_modules if recompute == "selective" else (),
         spread_inputs=config.recompute.distribute_saved_activations,
         fp8_copies=_fp8_copies(config, impl, dialect),
-        fp8_turned=dialect == "redline" and turns_weights(config),
+        fp8_weight_passes=weight_passes(config) if dialect == "redline" else (0, 0),
         sequence_parallel=p.sequence_parallel and grid.tp > 1,
         sharding=shard,
         instances=p.num_distributed_optimizer_instances,
@@ -285,7 +285,9 @@ def _fp8_copies(config: RunConfig, impl: str, dialect: Dialect) -> int:
     if p.fp8_format is None or impl == "local":
         return 0
     stored = _stored_in_fp8(config, dialect)  # then the weights are the casts
-    return 1 - stored + (p.keep_fp8_transpose_cache or (impl == "transformer_engine" and not stored))
+    if dialect == "redline":
+        return kept_casts(config) - stored
+    return 0 if stored else 1 + (impl == "transformer_engine")
 
 
 def _impl(asked: str, dialect: Dialect) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Literal
 
 from redline.choice import Choice
 from redline.config import PrecisionConfig, RunConfig
@@ -14,6 +15,8 @@ from redline.formulas.shape import ModelShape
 from redline.hardware import ADA, BLACKWELL, HOPPER, Hardware
 
 HEAD_MULTIPLE = FP8_MULTIPLES["tensorwise"]  # the head's scales are measured, by every recipe
+Copies = Literal[0, 1, 2]
+HALF = 2
 MEASURED_WHOLE = ("delayed", "tensorwise")  # recipes of one scale a tensor
 BESIDE_FP8 = "in bf16 beside fp8"  # the choice that names GEMMs which stay
 
@@ -24,7 +27,7 @@ class Fp8Plan:
 
     Attributes:
         weights, head: elements of their matrices, and of the head's on a rank where it runs in fp8.
-        copies: fp8 casts of each weight that are kept; a transposed one may be made as it is needed.
+        copies: fp8 casts of each weight that are kept; the others are made as they are needed.
         stored: the weights exist in fp8 alone.
     """
 
@@ -32,7 +35,7 @@ class Fp8Plan:
     weights: int
     choices: tuple[Choice, ...]
     head: int = 0
-    copies: int = 2
+    copies: Copies = 2
     stored: bool = False
 
 
@@ -50,6 +53,8 @@ def kept_beside(run: RunConfig) -> str:
     config = run.precision
     if config.fp8_param_gather is False:
         return "--no-fp8-param-gather"
+    if not config.parameter_transpose_cache:
+        return "--no-parameter-transpose-cache: each pass casts them anew"
     if run.kernels.transformer_impl == "transformer_engine":
         return "NVIDIA's modules cast them by themselves"
     if config.fp8_recipe not in MEASURED_WHOLE:
@@ -59,12 +64,22 @@ def kept_beside(run: RunConfig) -> str:
     return "--fp8-return-to-bf16: a GEMM may need them" if config.fp8_return_to_bf16 is not None else ""
 
 
-def turns_weights(run: RunConfig) -> bool:
-    """Whether each backward pass transposes the weights of its GEMMs in fp8; else both layouts are kept."""
+def kept_casts(run: RunConfig) -> Copies:
+    """Casts of each weight that a step keeps: none, rows, or both layouts; a weight in fp8 alone is one."""
     config = run.precision
-    kept = config.keep_fp8_transpose_cache or config.fp8_recipe not in MEASURED_WHOLE
-    kept |= run.kernels.transformer_impl == "transformer_engine"
-    return config.fp8_format is not None and not kept
+    apart = config.fp8_recipe not in MEASURED_WHOLE or run.kernels.transformer_impl == "transformer_engine"
+    if config.keep_fp8_transpose_cache or apart:
+        return 2
+    return 1 if config.parameter_transpose_cache else 0
+
+
+def weight_passes(run: RunConfig) -> tuple[int, int]:
+    """Bytes a weight that each forward and each backward pass reads and writes to have its casts."""
+    if run.precision.fp8_format is None:
+        return 0, 0
+    cast = 2 * HALF + 1 if run.precision.fp8_recipe == "tensorwise" else HALF + 1
+    passes: dict[Copies, tuple[int, int]] = {0: (cast, cast), 1: (0, 2), 2: (0, 0)}
+    return passes[kept_casts(run)]
 
 
 def plan_fp8(run: RunConfig, shape: ModelShape, hardware: Hardware, head_rows: int) -> Fp8Plan | None:
@@ -130,7 +145,7 @@ def plan_fp8(run: RunConfig, shape: ModelShape, hardware: Hardware, head_rows: i
         weights,
         tuple(choices),
         head=head_rows * shape.hidden if config.fp8_output_proj else 0,
-        copies=1 if turns_weights(run) else 2,
+        copies=kept_casts(run),
         stored=not beside,
     )
 

@@ -117,6 +117,29 @@ def fp8_gather_storage(config: RunConfig) -> Broken:
 
 
 @rule(
+    "fp8-casts-kept",
+    "parameter_transpose_cache",
+    "keep_fp8_transpose_cache",
+    "fp8_param_gather",
+    "fp8_recipe",
+    why="weights are then cast in each pass, whole, from what they are in 16 bits.",
+    training=True,
+)
+def fp8_casts_kept(config: RunConfig) -> Broken:
+    p = config.precision
+    if p.parameter_transpose_cache:
+        return None
+    what = "--no-parameter-transpose-cache does not go with"
+    if p.keep_fp8_transpose_cache:
+        return f"{what} --keep-fp8-transpose-cache.", "keep one of them."
+    if p.fp8_param_gather:
+        return f"{what} --fp8-param-gather.", "keep one of them: weights in fp8 alone have no other copy."
+    if p.fp8_recipe not in ("delayed", "tensorwise"):
+        return f"{what} --fp8-recipe {p.fp8_recipe}.", "leave it out, or use tensorwise."
+    return None
+
+
+@rule(
     "fp8-first-last-keeps-some",
     "first_last_layers_bf16",
     "num_layers_at_start_in_bf16",

@@ -104,12 +104,15 @@ def transformer_engine_keeps_its_tensors(config: RunConfig) -> Broken:
     "fp8_output_proj",
     "fp8_param_gather",
     "keep_fp8_transpose_cache",
+    "parameter_transpose_cache",
     why="its recipes decide how each GEMM casts, and tell nobody what that lost.",
     training=True,
 )
 def transformer_engine_casts_by_itself(config: RunConfig) -> Broken:
     cast = _beside(config, fp8_wgrad=True, fp8_interval=1, fp8_keep_bf16=(), fp8_emulate=False)
-    kept = _beside(config, fp8_output_proj=False, keep_fp8_transpose_cache=False)
+    kept = _beside(
+        config, fp8_output_proj=False, keep_fp8_transpose_cache=False, parameter_transpose_cache=True
+    )
     alone = _beside(config, fp8_param_gather=None) if config.precision.fp8_param_gather else None
     return cast or kept or alone or _beside(config, fp8_stats_interval=None, fp8_return_to_bf16=None)
 
