@@ -41,7 +41,7 @@ BYTES += [(256, 128, 16), (256, 256, 16), (512, 64, 8), (512, 128, 16)]
 WHOLE = [(4096, 8, 4), (4096, 8, 3), (4096, 16, 2), (4096, 16, 3), (4096, 4, 4), (8192, 8, 2)]
 VARIANTS: dict[str, list[Tile]] = {  # what is tried on each case of bench.CASES, after the tile in use
     "transpose": _tiles(BYTES, (1, 4)),
-    "activation backward, biased": _tiles(BACKWARD, (1, 8)),
+    "biased activation backward": _tiles(BACKWARD, (1, 8)),
     "activation backward": _tiles(BACKWARD, (1, 8)),
     "cast both": _tiles(TURNS, (1, 4)),
     "cast both, wide": _tiles(TURNS, (1, 4)),
@@ -56,7 +56,7 @@ CASES = {
     "transpose": f"transpose of fp8, {bench.T} x {bench.F}",
     "norm": f"RMSNorm to fp8, {bench.TOKENS} x {bench.H}",
     "activation": f"SwiGLU to fp8, {bench.T} x 2*{bench.F}",
-    "activation backward, biased": f"GELU backward to fp8, with its bias, {bench.T} x {bench.F}",
+    "biased activation backward": f"GELU backward to fp8, with its bias, {bench.T} x {bench.F}",
     "activation backward": f"SwiGLU backward to fp8, {bench.T} x 2*{bench.F}",
 }
 

@@ -272,7 +272,7 @@ KERNELS = (
         {"dy": "bf16", "x": "bf16", "bias": "bf16", "q": "fp8e5", "qt": "fp8e5", "partial": "fp32"}
         | FP8_STATE,
         FP8_GATE | FP8_LIMITED | {"ROWS": True},
-        tile="activation backward",
+        tile="biased activation backward",
     ),
     Kernel(
         "fp8.kernel:_activation_cast_kernel",

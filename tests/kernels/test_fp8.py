@@ -106,7 +106,7 @@ def test_every_order_of_tiles_takes_each_once(device, monkeypatch, group, per_sm
     kernel = pytest.importorskip("redline.kernels.fp8.kernel")
     for name, size in (("cast", (16, 32)), ("norm", (64, 1))):
         monkeypatch.setitem(kernel.TILES, name, kernel.Tile(*size, 4, per_sm, group))
-    for name in ("cast both", "transpose", "activation backward"):
+    for name in ("cast both", "transpose", "activation backward", "biased activation backward"):
         monkeypatch.setitem(kernel.TILES, name, kernel.Tile(16, 32, 4, group=group))
     monkeypatch.setattr("redline.kernels.fp8.tiles.num_sms", lambda _: 2)
     x, weight, s = tensor(device, 107, 70), tensor(device, 1, 70, 1)[0], one(device, 8.0)
@@ -121,11 +121,12 @@ def test_every_order_of_tiles_takes_each_once(device, monkeypatch, group, per_sm
     want, _, want_rstd = reference.norm_cast(x, *options, wanted, E4M3)
     assert nearly(q, want)
     torch.testing.assert_close((rstd, found), (want_rstd, wanted), rtol=2**-7, atol=0)
-    given = (tensor(device, 107, 35, 2), x, None, None, *FORMS[0], s, found, E5M2)
-    for q, want in zip(
-        fp8.activation_cast_backward(*given, True), reference.activation_cast_backward(*given), strict=True
-    ):
-        assert nearly(q, want) if q.numel() else not want.numel()
+    for bias in (None, tensor(device, 1, 70, 3)[0]):
+        given = (tensor(device, 107, 35, 2), x, bias, None, *FORMS[0], s, found, E5M2)
+        q, qt, dbias = fp8.activation_cast_backward(*given, True)
+        want, want_t, want_dbias = reference.activation_cast_backward(*given)
+        assert nearly(q, want) and nearly(qt, want_t)
+        torch.testing.assert_close(dbias, want_dbias, rtol=2**-6, atol=0.1)
 
 
 @pytest.mark.parametrize("layer", [False, True])

@@ -40,5 +40,6 @@ TILES = {
     "transpose": Tile(256, 128, 8),
     "activation": Tile(4, 1024, 4),
     "activation backward": Tile(64, 128, 8, group=8),
+    "biased activation backward": Tile(64, 64, 8, group=8),  # its sums take registers
     "norm": Tile(4096, 1, 8, per_sm=4),  # elements of whole rows
 }
