@@ -33,6 +33,7 @@ KERNELS = {
     "_norm_cast_kernel": "norm",
     "_activation_cast_bwd_kernel": "activation",
     "_cast_kernel": "quantize",
+    "_cast_both_kernel": "quantize",
     "_block_cast_kernel": "quantize",
     "_transpose_kernel": "quantize",
     "_gated_fwd_kernel": "activation",

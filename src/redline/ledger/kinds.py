@@ -99,7 +99,7 @@ _KERNELS: tuple[tuple[Kind, tuple[str, ...]], ...] = (
                     "activation_cast")),
     ("dropout", ("dropout", "bernoulli", "philox")),
     ("embedding", ("embedding", "indexselect", "index_add", "index_put", "gather")),
-    ("quantize", ("_cast_kernel", "_transpose_kernel", "cast_transpose")),
+    ("quantize", ("_cast_kernel", "_cast_both_kernel", "_transpose_kernel", "cast_transpose")),
     ("cast", ("to_copy", "direct_copy", "cast", "bfloat16_copy", "float8_copy", "copy_device_to_device")),
     ("copy", ("memcpy", "memset", "catarray", "copy_kernel", "transpose", "permute", "fillfunctor")),
     ("reduce", ("reduce", "softmax", "cumsum", "scan", "sort")),
