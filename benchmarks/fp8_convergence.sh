@@ -4,6 +4,7 @@
 # With three cards all run side by side; with two bf16 and fp8 do, then the second seed on both, data parallel.
 # usage: OUT=dir COMMIT=rev [GPUS=1|2|3] [CORPUS=folder, kept] benchmarks/fp8_convergence.sh [STEPS, default 1500] [text]
 #   text   only prepare CORPUS, which needs no GPU and may run beside other work          (about 1 minute of 16 cores)
+# SEED2=no leaves the second seed out where there are two cards.
 # Leaves fp8-convergence.json in OUT. 1,500 steps: 98M tokens a run; about 5 minutes with two H200s.
 set -u
 cd "$(dirname "$0")/.."
@@ -65,7 +66,7 @@ elif [ "$GPUS" -ge 2 ]; then
   run bf16 0 64 > /dev/null & first=$!
   run fp8 1 64 --fp8 & second=$!
   wait $first $second
-  run bf16-seed2 0,1 32 --seed 4321
+  [ "${SEED2:-yes}" = no ] || run bf16-seed2 0,1 32 --seed 4321
 else
   run bf16 "${CUDA_VISIBLE_DEVICES:-0}" 64; run fp8 "${CUDA_VISIBLE_DEVICES:-0}" 64 --fp8
   run bf16-seed2 "${CUDA_VISIBLE_DEVICES:-0}" 64 --seed 4321

@@ -81,10 +81,21 @@ def _rows(threads_per_row: int, programs: int) -> Callable[[int], RowConfig]:
     return config
 
 
+def _whole_rows(tile: int, warps: int) -> Callable[[int, bool], TileConfig]:
+    """Rows of so many elements together, or one longer one."""
+    return lambda cols, _: TileConfig(max(1, tile // cols), next_power_of_2(cols), warps)
+
+
+def _part_of_a_row(tile: int, warps: int) -> Callable[[int, bool], TileConfig]:
+    """So many elements of one row."""
+    return lambda cols, _: TileConfig(1, min(tile, next_power_of_2(cols)), warps)
+
+
 def embedding_choices() -> Iterator[tuple[str, dict[str, Any]]]:
     """Of the lookup, of the sort behind the gradient, and of the sum over runs."""
-    for rows, warps in ((1, 2), (1, 8), (1, 16), (2, 4), (2, 8), (4, 8), (4, 16)):
-        yield f"lookup: {rows} rows, {warps} warps", {"GATHER_ROWS": rows, "GATHER_WARPS": warps}
+    for rows, block, warps in ((1, 4096, 2), (1, 4096, 4), (1, 2048, 4), (2, 1024, 4), (2, 4096, 4)):
+        values = {"GATHER_ROWS": rows, "GATHER_BLOCK": block, "GATHER_WARPS": warps}
+        yield f"lookup: {rows} rows, {block} columns, {warps} warps", values
     yield "sort: by PyTorch", {"RANK_TOKENS": 0}
     for tile, rows in ((512, 16), (1024, 32), (2048, 16), (2048, 32)):
         yield f"sort: tiles of {tile}, {rows} rows", {"RANK_TILE": tile, "RANK_ROWS": rows}
@@ -106,12 +117,12 @@ def choices() -> Iterator[Choice]:
                 what = f"backward: {elements} elements a thread, {warps} warps an SM"
                 yield op, what, "norm_triton", {"backward_config": _rows(elements, warps)}
         for tile, warps in ((4096, 4), (4096, 16), (8192, 8), (16384, 8)):
-            tiles = lambda cols, t=tile, w=warps: TileConfig(max(1, t // cols), next_power_of_2(cols), w)  # noqa: E731
-            yield op, f"forward: tile {tile}, {warps} warps", "norm_triton", {"forward_config": tiles}
+            what = f"forward: tile {tile}, {warps} warps"
+            yield op, what, "norm_triton", {"forward_config": _whole_rows(tile, warps)}
     for op, module in (("bias_squared_relu", "ungated_triton"), ("bias_swiglu", "gated_triton")):
         for tile, warps in ((1024, 2), (2048, 4), (2048, 8)):
-            tiles = lambda cols, t=tile, w=warps: TileConfig(1, min(t, next_power_of_2(cols)), w)  # noqa: E731
-            yield op, f"tile {tile}, {warps} warps", module, {"tile_config": tiles}
+            what = f"tile {tile}, {warps} warps"
+            yield op, what, module, {"tile_config": _part_of_a_row(tile, warps)}
     for programs in (6, 7):
         both = {False: programs, True: programs}
         yield "qk_norm", f"{programs} programs an SM", "qk_norm.kernel", {"PROGRAMS_PER_SM": both}

@@ -62,6 +62,11 @@ MODELS = (
 )
 
 
+def sent(view: torch.Tensor) -> torch.Tensor:
+    """A copy that can be pickled: PyTorch 2.11 cannot read fp8 tensors back, their bytes it can."""
+    return view.view(torch.uint8 if view.itemsize == 1 else view.dtype).clone()
+
+
 def finished(run: OpenRun) -> dict[str, Any]:
     """What a run finds and holds at its end."""
     steps = take_steps(run)
@@ -70,7 +75,7 @@ def finished(run: OpenRun) -> dict[str, Any]:
         "losses": [step.loss for step in steps],
         "norms": [step.result.grad_norm for step in steps],
         "state": state_of(run),
-        "params": {name: view.clone() for name, view in run.state.optimizer.buffers.views("param").items()},
+        "params": {name: sent(view) for name, view in run.state.optimizer.buffers.views("param").items()},
         "params_norm": run.state.optimizer.params_norm(),
         "tokens": run.state.consumed_tokens,
     }

@@ -103,7 +103,9 @@ KERNELS = (
     ),
     Kernel("norm_triton:_norm_fwd_kernel", NORM_F, ROW, 8),
     Kernel("norm_triton:_norm_bwd_kernel", NORM_B, ROW | {"PREFETCH": True}, 8, registers=128),
-    Kernel("norm_triton:_norm_fwd_kernel", NORM_F | {"bias": "bf16", "mean": "fp32"}, ROW, 8),
+    Kernel(
+        "norm_triton:_norm_fwd_kernel", NORM_F | {"bias": "bf16", "mean": "fp32"}, ROW | {"BLOCK_ROWS": 2}, 8
+    ),
     Kernel(
         "norm_triton:_norm_bwd_kernel",
         NORM_B | {"mean": "fp32", "dbias": "fp32"},
@@ -114,7 +116,7 @@ KERNELS = (
     Kernel(
         "embedding.kernel:_gather_kernel",
         {"tokens": "i64", "weight": "bf16", "out": "bf16"},
-        {"POSITIONS": False, "ROWS": 1, "BLOCK": 4096},
+        {"POSITIONS": False, "ROWS": 4, "BLOCK": 1024},
     ),
     Kernel(
         "embedding.kernel:_sort_tiles_kernel",
@@ -136,27 +138,27 @@ KERNELS = (
     Kernel(
         "gated_triton:_gated_fwd_kernel",
         {"x": "bf16", "y": "bf16"},
-        TILE | {"KIND": "silu", "CLAMP": True},
+        TILE | {"BLOCK_ROWS": 1, "KIND": "silu", "CLAMP": True},
     ),
     Kernel(
         "gated_triton:_gated_bwd_kernel",
         STRIP,
-        TILE | {"BLOCK_ROWS": 1} | {"KIND": "tanh", "CLAMP": False, "NUM_STAGES": 3},
+        TILE | {"KIND": "tanh", "CLAMP": False, "NUM_STAGES": 3},
     ),
     Kernel(
         "ungated_triton:_ungated_fwd_kernel",
         {"x": "bf16", "bias": "bf16", "y": "bf16"},
-        TILE | {"BLOCK_ROWS": 1} | {"KIND": "exact"},
+        TILE | {"KIND": "exact"},
     ),
     Kernel(
         "ungated_triton:_ungated_bwd_kernel",
         STRIP,
-        TILE | {"BLOCK_ROWS": 1} | {"KIND": "tanh", "NUM_STAGES": 3},
+        TILE | {"KIND": "tanh", "NUM_STAGES": 3},
     ),
     Kernel(
         "ungated_triton:_ungated_bwd_kernel",
         STRIP,
-        TILE | {"BLOCK_ROWS": 1} | {"KIND": "relu2", "NUM_STAGES": 3},
+        TILE | {"KIND": "relu2", "NUM_STAGES": 3},
     ),
     Kernel(
         "bias_dropout_add.kernel:_bias_dropout_add_fwd_kernel",

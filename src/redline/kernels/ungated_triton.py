@@ -69,7 +69,7 @@ def ungated_forward(x: Tensor, bias: Tensor | None, kind: str) -> Tensor:
     if y.numel() == 0:
         return y
     x_rows = as_rows(x)
-    (rows, cols), config = x_rows.shape, tile_config(x_rows.shape[1])
+    (rows, cols), config = x_rows.shape, tile_config(x_rows.shape[1], bias is not None)
     grid = (ceil_div(cols, config.block_cols) * ceil_div(rows, config.block_rows),)
     with on_device_of(x):
         _ungated_fwd_kernel[grid](
@@ -89,7 +89,7 @@ def ungated_backward(
     if x.numel() == 0:
         return dx, dbias.zero_()
     x_rows, dy_rows = as_rows(x), as_rows(dy)
-    (rows, cols), config = x_rows.shape, tile_config(x_rows.shape[1])
+    (rows, cols), config = x_rows.shape, tile_config(x_rows.shape[1], bias is not None)
     strips, splits = ceil_div(cols, config.block_cols), ceil_div(rows, config.block_rows)
     partial = None
     if bias is not None:  # no more programs than are resident at once, each a long strip

@@ -37,7 +37,7 @@ class Tile:
 TILES = {
     "cast": Tile(2, 4096, 8),
     "cast both": Tile(64, 128, 8, group=4),
-    "transpose": Tile(256, 128, 8),
+    "transpose": Tile(256, 128, 16),
     "activation": Tile(4, 1024, 4),
     "activation backward": Tile(64, 128, 8, group=8),
     "biased activation backward": Tile(64, 64, 8, group=8),  # its sums take registers
