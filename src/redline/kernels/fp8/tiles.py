@@ -41,5 +41,7 @@ TILES = {
     "activation": Tile(4, 1024, 4),
     "activation backward": Tile(64, 128, 8, group=8),
     "biased activation backward": Tile(64, 64, 8, group=8),  # its sums take registers
+    "blocks": Tile(128, 128, 16),  # whole blocks both ways, whichever their size
+    "squares": Tile(128, 128, 16),
     "norm": Tile(4096, 1, 8, per_sm=4),  # elements of whole rows
 }
