@@ -33,37 +33,123 @@ def _size(x, MAX: tl.constexpr):
 
 
 @triton.jit
-def _scale(largest, TOP_EXPONENT: tl.constexpr):
-    """The scale 2^k for these largest values: block_reference.exponents without what cannot occur.
+def _inverse_bits(largest, TOP_EXPONENT: tl.constexpr):
+    """The bits of 2^-k for these largest values: block_reference.exponents without what cannot occur.
 
-    The carry out of a mantissa above 1.75 makes the exponent one larger, that of Inf stays 255. So k + 127 is
-    at least TOP - 1, and only the upper bound is left. Blocks of zeros get any scale.
+    The carry out of a mantissa above 1.75 makes an exponent one larger; that of Inf is what fp32's largest
+    number has then. So k is never too small, and only its upper bound is left.
     """
-    bits = largest.to(tl.int32, bitcast=True)
-    biased = tl.minimum(TOP_EXPONENT + 254 - ((bits + 0x1FFFFF) >> 23), 253)
-    return (biased << 23).to(tl.float32, bitcast=True)
+    bits = tl.maximum(largest.to(tl.int32, bitcast=True) + 0x1FFFFF, (TOP_EXPONENT + 1) << 23)
+    return (bits & 0x7F800000) - (TOP_EXPONENT << 23)
+
+
+@triton.jit
+def _scale(largest, TOP_EXPONENT: tl.constexpr):
+    """The scale 2^k; some power of two for zeros and NaN, which it does not change."""
+    return (0x7F000000 - _inverse_bits(largest, TOP_EXPONENT)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def _inverse(largest, TOP_EXPONENT: tl.constexpr):
-    """2^-k, 1 for a block of zeros."""
-    bits = 0x7F000000 - _scale(largest, TOP_EXPONENT).to(tl.int32, bitcast=True)
-    return tl.where(largest == 0, 1.0, bits.to(tl.float32, bitcast=True))
+    """2^-k, 1 for a block of zeros or of NaN alone."""
+    return tl.where(largest > 0, _inverse_bits(largest, TOP_EXPONENT).to(tl.float32, bitcast=True), 1.0)
 
 
 @triton.jit
-def _cast_row(x, q_ptr, TOP_EXPONENT: tl.constexpr, MAX: tl.constexpr, BLOCK: tl.constexpr):
-    """(q [R, C], largest values [R, C / BLOCK]) of x [R, C] in blocks along C."""
-    blocks = tl.reshape(x, (x.shape[0], x.shape[1] // BLOCK, BLOCK))
-    largest = tl.maximum(tl.max(_size(blocks, MAX), axis=2), 0.0)
-    q = fp8(blocks, _scale(largest, TOP_EXPONENT)[:, :, None], MAX, q_ptr)
-    return tl.reshape(q, x.shape), largest
+def _larger(a, b):
+    """The larger size of two values in bf16, two at a time; its sign means nothing."""
+    return tl.inline_asm_elementwise(
+        "max.xorsign.abs.bf16x2 $0, $1, $2;", "=r,r,r", [a, b], dtype=tl.bfloat16, is_pure=True, pack=2
+    )
+
+
+@triton.jit
+def _larger_pair(a, b):
+    """As _larger, of two pairs in int32."""
+    return tl.inline_asm_elementwise(
+        "max.xorsign.abs.bf16x2 $0, $1, $2;", "=r,r,r", [a, b], dtype=tl.int32, is_pure=True, pack=1
+    )
+
+
+@triton.jit
+def _pair(low, high):
+    """Two values in bf16 as one int32."""
+    low = low.to(tl.uint16, bitcast=True).to(tl.uint32)
+    high = high.to(tl.uint16, bitcast=True).to(tl.uint32)
+    return (low | high << 16).to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def _unpaired(pair):
+    """The sizes of the two values of an int32 in fp32."""
+    low, high = pair << 16 & 0x7FFFFFFF, pair & 0x7FFF0000
+    return low.to(tl.float32, bitcast=True), high.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _two_of_eight(x):
+    """The largest size of eight neighbours of x [R, C]: of the even ones and of the odd ones [R, C / 8]."""
+    eights = tl.reshape(x, (x.shape[0], x.shape[1] // 8, 2, 4))
+    left, right = tl.split(tl.permute(eights, (0, 1, 3, 2)))
+    fours = tl.reshape(_larger(left, right), (x.shape[0], x.shape[1] // 8, 2, 2))
+    left, right = tl.split(tl.permute(fours, (0, 1, 3, 2)))
+    return tl.split(_larger(left, right))
+
+
+@triton.jit
+def _largest_of_two_rows(a, b, BLOCK: tl.constexpr):
+    """Each [R, C / BLOCK] in fp32, for rows in bf16 [R, C]: they share what one goes between lanes in."""
+    a_even, a_odd = _two_of_eight(a)
+    b_even, b_odd = _two_of_eight(b)
+    pairs = _larger_pair(_pair(a_even, b_even), _pair(a_odd, b_odd))
+    blocks = tl.reshape(pairs, (a.shape[0], a.shape[1] // BLOCK, BLOCK // 8))
+    return _unpaired(tl.reduce(blocks, 2, _larger_pair))
+
+
+@triton.jit
+def _largest_of_columns(a, b, c, d, BLOCK: tl.constexpr):
+    """[4 R / BLOCK, C] in fp32, for rows in bf16 [R, C]."""
+    x = _larger(_larger(a, b), _larger(c, d))
+    even, odd = tl.split(tl.reshape(x, (x.shape[0], x.shape[1] // 2, 2)))
+    blocks = tl.reshape(_pair(even, odd), (4 * x.shape[0] // BLOCK, BLOCK // 4, x.shape[1] // 2))
+    even, odd = _unpaired(tl.reduce(blocks, 1, _larger_pair))
+    return tl.reshape(tl.join(even, odd), (4 * x.shape[0] // BLOCK, x.shape[1]))
+
+
+@triton.jit
+def _largest_of_row(x, MAX: tl.constexpr, BLOCK: tl.constexpr):
+    """[R, C / BLOCK] in fp32, for rows in any dtype [R, C]."""
+    blocks = tl.reshape(_size(x.to(tl.float32), MAX), (x.shape[0], x.shape[1] // BLOCK, BLOCK))
+    return tl.max(blocks, axis=2)
+
+
+@triton.jit
+def _largest_size(a, b, c, d, MAX: tl.constexpr):
+    """[R, C] in fp32 of four rows in any dtype; NaN where NVIDIA's maximum met nothing else."""
+    a, b = _size(a.to(tl.float32), MAX), _size(b.to(tl.float32), MAX)
+    c, d = _size(c.to(tl.float32), MAX), _size(d.to(tl.float32), MAX)
+    return tl.maximum(tl.maximum(a, b), tl.maximum(c, d))
+
+
+@triton.jit
+def _largest_of_column(a, b, c, d, MAX: tl.constexpr, BLOCK: tl.constexpr):
+    """[4 R / BLOCK, C] in fp32, for rows in any dtype [R, C]."""
+    x = _largest_size(a, b, c, d, MAX)
+    blocks = tl.reshape(x, (4 * x.shape[0] // BLOCK, BLOCK // 4, x.shape[1]))
+    return tl.max(blocks, axis=1)
+
+
+@triton.jit
+def _cast_row(x, largest, q_ptr, TOP_EXPONENT: tl.constexpr, MAX: tl.constexpr):
+    """q [R, C] of x [R, C] in blocks along C whose largest values are [R, B]."""
+    blocks = tl.reshape(x.to(tl.float32), (x.shape[0], largest.shape[1], x.shape[1] // largest.shape[1]))
+    return tl.reshape(fp8(blocks, _scale(largest, TOP_EXPONENT)[:, :, None], MAX, q_ptr), x.shape)
 
 
 @triton.jit
 def _cast_column(x, scale, q_ptr, MAX: tl.constexpr):
     """q [R, C] of x [R, C] in blocks along R whose scales are [B, C]."""
-    blocks = tl.reshape(x, (scale.shape[0], x.shape[0] // scale.shape[0], x.shape[1]))
+    blocks = tl.reshape(x.to(tl.float32), (scale.shape[0], x.shape[0] // scale.shape[0], x.shape[1]))
     return tl.reshape(fp8(blocks, scale[:, None, :], MAX, q_ptr), x.shape)
 
 
@@ -90,15 +176,21 @@ def _block_cast_kernel(
     word, lane, col = tl.arange(0, BLOCK_ROWS // 4), tl.arange(0, BLOCK_ROWS), tl.arange(0, BLOCK_COLS)
     row = word * 4
     x_ptr += first_row * x_stride + first_col
-    a = _row_of(x_ptr, row, x_stride, col, rows_here, cols_here).to(tl.float32)
-    b = _row_of(x_ptr, row + 1, x_stride, col, rows_here, cols_here).to(tl.float32)
-    c = _row_of(x_ptr, row + 2, x_stride, col, rows_here, cols_here).to(tl.float32)
-    d = _row_of(x_ptr, row + 3, x_stride, col, rows_here, cols_here).to(tl.float32)
-
-    q_a, top_a = _cast_row(a, q_ptr, TOP_EXPONENT, MAX, BLOCK)
-    q_b, top_b = _cast_row(b, q_ptr, TOP_EXPONENT, MAX, BLOCK)
-    q_c, top_c = _cast_row(c, q_ptr, TOP_EXPONENT, MAX, BLOCK)
-    q_d, top_d = _cast_row(d, q_ptr, TOP_EXPONENT, MAX, BLOCK)
+    a = _row_of(x_ptr, row, x_stride, col, rows_here, cols_here)
+    b = _row_of(x_ptr, row + 1, x_stride, col, rows_here, cols_here)
+    c = _row_of(x_ptr, row + 2, x_stride, col, rows_here, cols_here)
+    d = _row_of(x_ptr, row + 3, x_stride, col, rows_here, cols_here)
+    PAIRS: tl.constexpr = MAX == 0 and x_ptr.dtype.element_ty == tl.bfloat16
+    if PAIRS:
+        top_a, top_b = _largest_of_two_rows(a, b, BLOCK)
+        top_c, top_d = _largest_of_two_rows(c, d, BLOCK)
+    else:
+        top_a, top_b = _largest_of_row(a, MAX, BLOCK), _largest_of_row(b, MAX, BLOCK)
+        top_c, top_d = _largest_of_row(c, MAX, BLOCK), _largest_of_row(d, MAX, BLOCK)
+    q_a = _cast_row(a, top_a, q_ptr, TOP_EXPONENT, MAX)
+    q_b = _cast_row(b, top_b, q_ptr, TOP_EXPONENT, MAX)
+    q_c = _cast_row(c, top_c, q_ptr, TOP_EXPONENT, MAX)
+    q_d = _cast_row(d, top_d, q_ptr, TOP_EXPONENT, MAX)
     q_ptr += first_row * cols + first_col
     _store_row(q_ptr, q_a, row, cols, col, left, cols_here)
     _store_row(q_ptr, q_b, row + 1, cols, col, left, cols_here)
@@ -111,9 +203,10 @@ def _block_cast_kernel(
     _store_inverse(inverse_ptr, largest, block, lane, padded, cols_here // BLOCK, left, TOP_EXPONENT)
 
     if COLUMNS:
-        pairs = tl.maximum(_size(a, MAX), _size(b, MAX)), tl.maximum(_size(c, MAX), _size(d, MAX))
-        blocks = tl.reshape(tl.maximum(*pairs), (BLOCK_ROWS // BLOCK, BLOCK // 4, BLOCK_COLS))
-        largest = tl.maximum(tl.max(blocks, axis=1), 0.0)
+        if PAIRS:
+            largest = _largest_of_columns(a, b, c, d, BLOCK)
+        else:
+            largest = _largest_of_column(a, b, c, d, MAX, BLOCK)
         scale = _scale(largest, TOP_EXPONENT)
         q_a = _cast_column(a, scale, qt_ptr, MAX)
         q_b = _cast_column(b, scale, qt_ptr, MAX)
@@ -141,8 +234,7 @@ def _square_cast_kernel(
     b = _row_of(w_ptr, row + 1, cols, col, SIZE, SIZE).to(tl.float32)
     c = _row_of(w_ptr, row + 2, cols, col, SIZE, SIZE).to(tl.float32)
     d = _row_of(w_ptr, row + 3, cols, col, SIZE, SIZE).to(tl.float32)
-    pairs = tl.maximum(_size(a, MAX), _size(b, MAX)), tl.maximum(_size(c, MAX), _size(d, MAX))
-    largest = tl.maximum(tl.max(tl.maximum(*pairs)), 0.0)
+    largest = tl.max(_largest_size(a, b, c, d, MAX))
     scale = _scale(largest, TOP_EXPONENT)
     a = fp8(a, scale, MAX, q_ptr)
     b = fp8(b, scale, MAX, q_ptr)
