@@ -147,9 +147,26 @@ def _cast_row(x, largest, q_ptr, TOP_EXPONENT: tl.constexpr, MAX: tl.constexpr):
 
 
 @triton.jit
+def _again(x, MAX: tl.constexpr):
+    """x in fp32, where it was converted before: from bf16, so that nobody keeps it in fp32 until then."""
+    if MAX == 0 and x.dtype == tl.bfloat16:
+        y = tl.inline_asm_elementwise(
+            "prmt.b32 $0, $2, 0, 0x1044; prmt.b32 $1, $2, 0, 0x3244;",
+            "=&r,=&r,r",
+            [x],
+            dtype=tl.int32,
+            is_pure=True,
+            pack=2,
+        ).to(tl.float32, bitcast=True)
+    else:
+        y = x.to(tl.float32)
+    return y
+
+
+@triton.jit
 def _cast_column(x, scale, q_ptr, MAX: tl.constexpr):
     """q [R, C] of x [R, C] in blocks along R whose scales are [B, C]."""
-    blocks = tl.reshape(x.to(tl.float32), (scale.shape[0], x.shape[0] // scale.shape[0], x.shape[1]))
+    blocks = tl.reshape(_again(x, MAX), (scale.shape[0], x.shape[0] // scale.shape[0], x.shape[1]))
     return tl.reshape(fp8(blocks, scale[:, None, :], MAX, q_ptr), x.shape)
 
 
