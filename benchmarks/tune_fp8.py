@@ -1,5 +1,6 @@
-"""Times the fp8 casts on one GPU under other tiles: usage: python benchmarks/tune_fp8.py OUT.json
+"""Times the fp8 casts on one GPU under other tiles: usage: python benchmarks/tune_fp8.py OUT.json [LIST...]
 
+LIST: which of VARIANTS, all of them where none is named.
 Processes beside each other compile the variants first and hold each to the plain twin: a wrong one is
 reported and not timed. What was measured is written after each row, and no row is begun after LIMIT_S.
 """
@@ -11,7 +12,7 @@ import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from itertools import product
 from typing import Any
@@ -38,8 +39,13 @@ BACKWARD = [(64, 64, 4), (64, 128, 8), (64, 64, 8), (32, 128, 4), (128, 64, 8), 
 TURNS = [(64, 128, 4), (128, 64, 4), (64, 64, 4), (64, 128, 8), (128, 128, 8), (128, 128, 16), (128, 64, 8)]
 BYTES = [(128, 128, 4), (128, 128, 8), (128, 256, 8), (256, 64, 4), (256, 64, 8), (256, 128, 8)]
 BYTES += [(256, 128, 16), (256, 256, 16), (512, 64, 8), (512, 128, 16)]
+SQUARES = [Tile(128, 128, 8, group=4, registers=64), Tile(128, 128, 8), Tile(128, 128, 8, registers=96)]
+SQUARES += [Tile(128, 128, 16, registers=40), Tile(128, 128, 16), Tile(256, 128, 16, registers=64)]
+SQUARES += [Tile(128, 256, 16, registers=64), Tile(128, 256, 8), Tile(256, 128, 8)]
+SQUARES += [Tile(128, 128, 4, group=group) for group in (1, 4, 8)]
 WHOLE = [(4096, 8, 4), (4096, 8, 3), (4096, 16, 2), (4096, 16, 3), (4096, 4, 4), (8192, 8, 2)]
 VARIANTS: dict[str, list[Tile]] = {  # what is tried on each case of bench.CASES, after the tile in use
+    "blocks": SQUARES,
     "transpose": _tiles(BYTES, (1, 4)),
     "biased activation backward": _tiles(BACKWARD, (1, 8)),
     "activation backward": _tiles(BACKWARD, (1, 8)),
@@ -49,10 +55,12 @@ VARIANTS: dict[str, list[Tile]] = {  # what is tried on each case of bench.CASES
     "norm": [Tile(rows, 1, warps, per_sm) for rows, warps, per_sm in WHOLE],
     "cast": _tiles([(2, 4096, 8), (4, 4096, 8), (4, 4096, 16), (8, 1024, 8), (1, 4096, 4)]),
 }
+EXACT = {"blocks"}  # lists whose results are the twin's, bit for bit
 CASES = {
     "cast": f"cast {bench.TOKENS} x {bench.H}",
     "cast both": f"cast, both layouts, {bench.TOKENS} x {bench.H}",
     "cast both, wide": f"cast, both layouts, {bench.T} x {2 * bench.F}",
+    "blocks": f"cast by blocks, both layouts, {bench.TOKENS} x {bench.H}",
     "transpose": f"transpose of fp8, {bench.T} x {bench.F}",
     "norm": f"RMSNorm to fp8, {bench.TOKENS} x {bench.H}",
     "activation": f"SwiGLU to fp8, {bench.T} x 2*{bench.F}",
@@ -71,10 +79,10 @@ def kind_of(name: str) -> str:
     return name.split(",")[0]
 
 
-def variants() -> Iterator[tuple[str, Tile]]:
-    """All of them, beginning with what is in use; those in use are in the lists too, but tried once."""
-    for name, tiles in VARIANTS.items():
-        for tile in dict.fromkeys((TILES[kind_of(name)], *tiles)):
+def variants(names: Iterable[str] = VARIANTS) -> Iterator[tuple[str, Tile]]:
+    """All of these lists, beginning with what is in use, which is tried once if it is in its list too."""
+    for name in names:
+        for tile in dict.fromkeys((TILES[kind_of(name)], *VARIANTS[name])):
             yield name, tile
 
 
@@ -90,6 +98,12 @@ def fault(found: Tensor, wanted: Tensor) -> str:
     if (found.itemsize == 1 and others > 0.03) or far or not a.isfinite().all():
         return f"{far} of {a.numel()} values are far off, {others:.1%} differ"
     return ""
+
+
+def differing(found: Tensor, wanted: Tensor) -> str:
+    """How many values are not the twin's; or ""."""
+    others = int((found.float() != wanted.float()).sum())
+    return f"{others} of {found.numel()} values differ" if others else ""
 
 
 def check(name: str, tile: Tile, device: str = "cuda", rows: int = ROWS) -> str:
@@ -110,7 +124,7 @@ def check(name: str, tile: Tile, device: str = "cuda", rows: int = ROWS) -> str:
             outputs = case.providers[provider]()(*inputs[:-1], amax)
             results.append([*(outputs if isinstance(outputs, tuple) else (outputs,)), amax])
         TILES[kind_of(name)] = before
-        return "; ".join(filter(None, map(fault, *results)))
+        return "; ".join(filter(None, map(differing if name in EXACT else fault, *results)))
     except Exception as error:  # a variant that does not even run must not cost the others
         return f"{type(error).__name__}: {error}"[:300]
 
@@ -131,19 +145,23 @@ def _result(future: Future[str]) -> str:
     return future.result() if error is None else f"not checked: {type(error).__name__}: {error}"[:300]
 
 
-def checked() -> dict[tuple[str, Tile], str]:
+def checked(names: Iterable[str] = VARIANTS) -> dict[tuple[str, Tile], str]:
     """What is wrong with each variant, or "", found by as many processes as there are cores for."""
-    every = list(dict.fromkeys(variants()))
+    every = list(dict.fromkeys(variants(names)))
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(max(1, min(14, (os.cpu_count() or 2) - 2)), mp_context=context) as pool:
         futures: list[Future[str]] = [pool.submit(check, *each) for each in every]
         return {each: _result(future) for each, future in zip(every, futures, strict=True)}
 
 
-def main(path: str) -> None:
-    """Try the variants; each share is of a copy of 1 GiB and of a copy of as many bytes as the cast moves."""
+def main(path: str, *names: str) -> None:
+    """Try the variants, of these lists or of all.
+
+    Each share is of a copy of 1 GiB and of a copy of as many bytes as the cast moves.
+    """
     device = torch.device("cuda")
-    faults = checked()
+    names = names or tuple(VARIANTS)
+    faults = checked(names)
     found: dict[str, Any] = {
         "card": torch.cuda.get_device_name(),
         "checked_after_s": time.monotonic() - STARTED,
@@ -158,7 +176,7 @@ def main(path: str) -> None:
         with open(path, "w") as handle:
             json.dump(found, handle, indent=1)
 
-    for name in VARIANTS:
+    for name in names:
         case, kind = case_of(name), kind_of(name)
         inputs, run = case.make_inputs(device, torch.bfloat16), case.providers["fused"]()
         before, alike, times = TILES[kind], copy_rate(case.bytes_forward), dict[Tile, float]()
@@ -188,4 +206,4 @@ def main(path: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

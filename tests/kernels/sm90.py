@@ -84,6 +84,8 @@ ADAM = {
 }  # fmt: skip
 ADAM_FORM = {"REMAINDER": True, "NOISY": True, "PER": 64, "BLOCK": 1024}
 FP8_STATE = {"scale": "fp32", "amax": "fp32"}
+FP8_SQUARE = {"BLOCK_ROWS": 128, "BLOCK_COLS": 128}
+BLOCKS = {"q": "fp8e4nv", "qt": "fp8e4nv", "inverse": "fp32", "inverse_t": "fp32"}
 FP8_ROW = {"BLOCK_ROWS": 1, "BLOCK_COLS": 4096}
 FP8_GATE = {"KIND": "silu", "GATED": True, "LIMIT": None, "SHIFT": 0.0, "MAX": 0.0}
 FP8_LIMITED = {"KIND": "quick", "LIMIT": 7.0, "SHIFT": 1.0}
@@ -276,6 +278,38 @@ KERNELS = (
         FP8_GATE | FP8_LIMITED | {"ROWS": True},
         tile="biased activation backward",
     ),
+    *(
+        Kernel(
+            "fp8.block_kernel:_block_cast_kernel",
+            BLOCKS | {"x": "bf16"} | dict.fromkeys(("q", "qt"), dtype),
+            {"MAX": 0.0, "TOP_EXPONENT": top, "BLOCK": block, "COLUMNS": True},
+            tile="blocks",
+        )
+        for dtype, top in (("fp8e4nv", 8), ("fp8e5", 15))
+        for block in (128, 32)
+    ),
+    Kernel(  # a view may begin anywhere; nobody asks how fast that is
+        "fp8.block_kernel:_block_cast_kernel",
+        BLOCKS | {"x": "bf16"},
+        {"MAX": 0.0, "TOP_EXPONENT": 8, "BLOCK": 128, "COLUMNS": True},
+        tile="blocks",
+        wide=False,
+        odd=ODD_ROWS,
+        spills=80,
+    ),
+    Kernel(
+        "fp8.block_kernel:_block_cast_kernel",
+        BLOCKS | {"x": "fp32"},
+        {"MAX": 0.0, "TOP_EXPONENT": 8, "BLOCK": 128, "COLUMNS": True, **FP8_SQUARE, "GROUP": 1},
+        8,
+    ),
+    Kernel(
+        "fp8.block_kernel:_square_cast_kernel",
+        BLOCKS | {"w": "bf16"},
+        {"MAX": 0.0, "TOP_EXPONENT": 8, "SIZE": 128},
+        tile="squares",
+        odd=frozenset({"inverse_stride", "inverse_t_stride"}),
+    ),
     Kernel(
         "fp8.kernel:_activation_cast_kernel",
         {"x": "bf16", "q": "fp8e4nv"} | FP8_STATE,
@@ -334,10 +368,10 @@ def compile_for_hopper(kernel: Kernel) -> bytes:
     module = import_module(f"redline.kernels.{place}")
     fn = getattr(module, name)
     fn = getattr(fn, "kernel", None) or fn  # as launch.py wraps it
-    given, num_warps = kernel.constants, kernel.num_warps
+    given, num_warps, registers = kernel.constants, kernel.num_warps, kernel.registers
     if kernel.tile is not None:
         tile = import_module("redline.kernels.fp8.tiles").TILES[kernel.tile]
-        num_warps = tile.warps
+        num_warps, registers = tile.warps, tile.registers
         given = {"BLOCK_ROWS": tile.rows, "BLOCK_COLS": tile.cols, "GROUP": tile.group} | given
     signature: dict[str, str] = {}
     constants: dict[tuple[int], Any] = {}
@@ -354,7 +388,7 @@ def compile_for_hopper(kernel: Kernel) -> bytes:
                 attributes[(index,)] = [["tt.divisibility", 16]]
     source = ASTSource(fn=fn, signature=signature, constexprs=constants, attrs=attributes)
     target = GPUTarget("cuda", 90, 32)
-    options = {"num_warps": num_warps, "maxnreg": kernel.registers}
+    options = {"num_warps": num_warps, "maxnreg": registers}
     compiled = triton.compile(source, target=target, options=options)
     return compiled.asm["cubin"]
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from redline.kernels import fp8
 from redline.kernels.fp8 import block_reference as reference
 from redline.kernels.fp8.block_op import swizzled
+from redline.kernels.fp8.tiles import TILES, Tile
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 BLOCKS = [128, 32]
@@ -64,23 +65,45 @@ def test_restored_values_are_near(block):
 
 
 @pytest.mark.parametrize("dtype", [E4M3, E5M2])
+@pytest.mark.parametrize("given", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize(("block", "size"), [(128, (130, 128)), (32, (33, 160))])
-def test_casts_equal_the_twin(device, block, size, dtype):
-    x = tensor(device, *size)
-    x[3, 5], x[4] = torch.nan, 0.0
+def test_casts_equal_the_twin(device, block, size, given, dtype):
+    """Blocks with one NaN or one infinity, of zeros, denormals and the largest numbers, of NaN alone."""
+    x = tensor(device, *size).to(given)
+    x[3, 5], x[4], x[5, :block], x[7, 9], x[8, 11] = torch.nan, 0.0, torch.nan, torch.inf, -torch.inf
+    tiny, largest = torch.finfo(given).tiny, torch.finfo(given).max
+    denormals = given == torch.float32 or device != "cpu"  # the interpreter makes 0 of them in bf16
+    x[9], x[10], x[:, 64] = tiny / 4 if denormals else tiny, largest, torch.nan
     for columns in (False, True):
         found = fp8.block_cast(x, dtype, block, columns, True)
         wanted = reference.block_cast(x, dtype, block, columns)
         assert same(found, wanted)
 
 
-def test_weights_equal_the_twin(device):
-    w = tensor(device, 128, 256)
+def test_a_part_of_a_tensor_is_cast_in_tiles_of_any_size(device, monkeypatch):
+    """Rows that begin anywhere; tiles that end beyond the last row and column, taken out of their order."""
+    monkeypatch.setitem(TILES, "blocks", Tile(64, 128, 4, group=2))
+    x = tensor(device, 70, 197)[3:, 2:194]
+    assert same(fp8.block_cast(x, E4M3, 32, True, True), reference.block_cast(x, E4M3, 32, True))
+
+
+@given(k=st.integers(-126, 127), mantissa=st.integers(0, 127), dtype=st.sampled_from([E4M3, E5M2]))
+@settings(max_examples=12, deadline=None, derandomize=True)
+def test_scales_of_every_size_equal_the_twin(device, k, mantissa, dtype):
+    """About a mantissa of 1.75 an exponent changes; about 2^126 the scale is held."""
+    x = torch.tensor([1.75, 1 + mantissa / 128, -1.7578125, 1.0]).mul(2.0**k)[:, None].repeat(1, 32)
+    x = x.to(device, torch.bfloat16)
+    assert same(fp8.block_cast(x, dtype, 32, True, True), reference.block_cast(x, dtype, 32, True))
+
+
+@pytest.mark.parametrize("given", [torch.bfloat16, torch.float32])
+def test_weights_equal_the_twin(device, given):
+    w = tensor(device, 128, 256).to(given)
+    w[0, 0], w[0, 1], w[:, 128:] = torch.nan, torch.inf, w[:, 128:] * 1e-20
     assert same(fp8.square_cast(w, E4M3, True), reference.square_cast(w, E4M3))
     q, inverse, qt, inverse_t = reference.square_cast(w, E4M3)
-    assert torch.equal(
-        reference.restore(q, inverse, 128, True), reference.restore(qt, inverse_t, 128, True).T
-    )
+    rows, columns = reference.restore(q, inverse, 128, True), reference.restore(qt, inverse_t, 128, True)
+    assert torch.equal(rows.nan_to_num(7.5), columns.T.nan_to_num(7.5))
 
 
 @pytest.mark.gpu

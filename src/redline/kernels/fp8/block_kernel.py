@@ -1,7 +1,8 @@
 """Casts to fp8 by blocks in Triton: a tile, read once, gives both layouts and all scales.
 
 As in turned.py a program takes its rows four at a time, and what goes through shared memory to be turned is
-words of four bytes. The largest values of the blocks along C and of those along T come from the same registers.
+words of four bytes. The largest values of the blocks along C and of those along T come from the same
+registers, of bf16 two at a time: the arithmetic of a value takes about as long as its way to memory.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
@@ -284,10 +285,12 @@ def block_cast(x: Tensor, dtype: torch.dtype, block: int, columns: bool) -> Bloc
     straight, turned = operand(padded, cols, True), operand(cols, padded, columns)
     if x.numel():
         tile = TILES["blocks"]
+        registers = tile.registers if x.dtype == torch.bfloat16 else None  # others are kept in fp32
         with on_device_of(x):
             _block_cast_kernel[tile.grid(padded, cols, x)](
                 x, *straight, *turned, rows, padded, cols, x.stride(0), TOP[dtype], limit_of(dtype, x),
                 columns, block, tile.rows, tile.cols, tile.group, num_warps=tile.warps,
+                maxnreg=registers,
             )  # fmt: skip
     return *straight, *turned
 

@@ -13,7 +13,8 @@ from redline.kernels.common import ceil_div, next_power_of_2, num_sms
 class Tile:
     """Rows and columns that a program takes at a time, its warps, and programs an SM (0: one a tile).
 
-    Tiles are taken by rows of `group` of them: what these write transposed then lies side by side.
+    Tiles are taken by rows of `group` of them: what these write transposed then lies side by side. A thread
+    is held to so many `registers` where that lets more programs share an SM.
     """
 
     rows: int
@@ -21,6 +22,7 @@ class Tile:
     warps: int
     per_sm: int = 0
     group: int = 1
+    registers: int | None = None
 
     def within(self, cols: int) -> Tile:
         """The same number of elements, over no more columns than there are."""
@@ -41,7 +43,7 @@ TILES = {
     "activation": Tile(4, 1024, 4),
     "activation backward": Tile(64, 128, 8, group=8),
     "biased activation backward": Tile(64, 64, 8, group=8),  # its sums take registers
-    "blocks": Tile(128, 128, 16),  # whole blocks both ways, whichever their size
-    "squares": Tile(128, 128, 16),
+    "blocks": Tile(128, 128, 8, registers=64),  # whole blocks both ways, of either size
+    "squares": Tile(128, 128, 8),
     "norm": Tile(4096, 1, 8, per_sm=4),  # elements of whole rows
 }
