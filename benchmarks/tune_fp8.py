@@ -31,8 +31,10 @@ ROWS = 1024  # that a variant is checked on, at the case's own width: the form t
 BEST = 2  # of each list, that are timed again and longer
 
 
-def _tiles(shapes: list[tuple[int, int, int]], groups: tuple[int, ...] = (1,)) -> list[Tile]:
-    return [Tile(*shape, group=group) for shape, group in product(shapes, groups)]
+def _tiles(
+    shapes: list[tuple[int, int, int]], groups: tuple[int, ...] = (1,), steps: tuple[int, ...] = (1,)
+) -> list[Tile]:
+    return [Tile(*shape, group=group, steps=step) for shape, group, step in product(shapes, groups, steps)]
 
 
 BACKWARD = [(64, 64, 4), (64, 128, 8), (64, 64, 8), (32, 128, 4), (128, 64, 8), (128, 128, 16)]
@@ -43,11 +45,14 @@ SQUARES = [Tile(128, 128, 8, group=4, registers=64), Tile(128, 128, 8), Tile(128
 SQUARES += [Tile(128, 128, 16, registers=40), Tile(128, 128, 16), Tile(256, 128, 16, registers=64)]
 SQUARES += [Tile(128, 256, 16, registers=64), Tile(128, 256, 8), Tile(256, 128, 8)]
 SQUARES += [Tile(128, 128, 4, group=group) for group in (1, 4, 8)]
+BYTES_IN_STEPS = [(128, 128, 4), (128, 128, 8), (256, 128, 8), (256, 128, 16), (64, 128, 4)]
+SUMS = [(64, 64, 4), (64, 64, 8), (64, 128, 8), (128, 64, 8), (32, 64, 2), (64, 32, 2)]
 WHOLE = [(4096, 8, 4), (4096, 8, 3), (4096, 16, 2), (4096, 16, 3), (4096, 4, 4), (8192, 8, 2)]
 VARIANTS: dict[str, list[Tile]] = {  # what is tried on each case of bench.CASES, after the tile in use
     "blocks": SQUARES,
-    "transpose": _tiles(BYTES, (1, 4)),
-    "biased activation backward": _tiles(BACKWARD, (1, 8)),
+    "transpose": [*_tiles(BYTES, (1, 4)), *_tiles(BYTES_IN_STEPS, (1,), (2, 4))],
+    "biased activation backward": [*_tiles(BACKWARD, (1, 8)), *_tiles(SUMS, (1,), (2, 4, 8))],
+    "limited activation backward": _tiles(BACKWARD, (1, 8)),
     "activation backward": _tiles(BACKWARD, (1, 8)),
     "cast both": _tiles(TURNS, (1, 4)),
     "cast both, wide": _tiles(TURNS, (1, 4)),
@@ -65,6 +70,7 @@ CASES = {
     "norm": f"RMSNorm to fp8, {bench.TOKENS} x {bench.H}",
     "activation": f"SwiGLU to fp8, {bench.T} x 2*{bench.F}",
     "biased activation backward": f"GELU backward to fp8, with its bias, {bench.T} x {bench.F}",
+    "limited activation backward": f"SwiGLU backward to fp8, {bench.T} x 2*{bench.F}, limited",
     "activation backward": f"SwiGLU backward to fp8, {bench.T} x 2*{bench.F}",
 }
 

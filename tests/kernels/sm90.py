@@ -89,6 +89,15 @@ BLOCKS = {"q": "fp8e4nv", "qt": "fp8e4nv", "inverse": "fp32", "inverse_t": "fp32
 FP8_ROW = {"BLOCK_ROWS": 1, "BLOCK_COLS": 4096}
 FP8_GATE = {"KIND": "silu", "GATED": True, "LIMIT": None, "SHIFT": 0.0, "MAX": 0.0}
 FP8_LIMITED = {"KIND": "quick", "LIMIT": 7.0, "SHIFT": 1.0}
+FP8_BACKWARD = {"dy": "bf16", "x": "bf16", "q": "fp8e5", "qt": "fp8e5"} | FP8_STATE
+FP8_BIAS = {"bias": "bf16", "partial": "fp32"}
+FP8_BACKWARDS: tuple[tuple[str, dict[str, str], dict[str, Any]], ...] = (  # tile, more pointers, form
+    ("activation backward", {}, {}),
+    ("activation backward", {}, {"KIND": "tanh", "GATED": False}),
+    ("limited activation backward", {}, FP8_LIMITED),
+    ("biased activation backward", FP8_BIAS, {"KIND": "tanh", "GATED": False}),
+    ("biased gated activation backward", FP8_BIAS, FP8_LIMITED),
+)
 
 KERNELS = (
     Kernel(  # a top is 2 bytes, and the only access so narrow
@@ -254,29 +263,21 @@ KERNELS = (
         wide=False,
         odd=ODD_ROWS | {"cols"},
     ),
-    Kernel(
-        "fp8.turned:_backward_kernel",
-        {"dy": "bf16", "x": "bf16", "q": "fp8e5", "qt": "fp8e5"} | FP8_STATE,
-        FP8_GATE | {"ROWS": True},
-        tile="activation backward",
-    ),
     *(
         Kernel(
             "fp8.turned:_backward_kernel",
-            {"dy": "bf16", "x": "bf16", "q": "fp8e5", "qt": "fp8e5"} | FP8_STATE,
-            FP8_GATE | {"ROWS": rows},
-            tile="activation backward",
-            wide=False,
-            odd=ODD_ROWS | (set() if rows else {"cols"}),
+            FP8_BACKWARD | pointers,
+            FP8_GATE | form | {"ROWS": rows} | ({} if rows else {"STEPS": 1}),
+            tile=tile,
+            wide=not odd,
+            odd=odd,
         )
-        for rows in (True, False)
-    ),
-    Kernel(
-        "fp8.turned:_backward_kernel",
-        {"dy": "bf16", "x": "bf16", "bias": "bf16", "q": "fp8e5", "qt": "fp8e5", "partial": "fp32"}
-        | FP8_STATE,
-        FP8_GATE | FP8_LIMITED | {"ROWS": True},
-        tile="biased activation backward",
+        for tile, pointers, form in FP8_BACKWARDS
+        for rows, odd in (
+            (True, frozenset[str]()),
+            (True, ODD_ROWS),
+            (False, ODD_ROWS | {"cols"}),
+        )
     ),
     *(
         Kernel(
@@ -372,7 +373,12 @@ def compile_for_hopper(kernel: Kernel) -> bytes:
     if kernel.tile is not None:
         tile = import_module("redline.kernels.fp8.tiles").TILES[kernel.tile]
         num_warps, registers = tile.warps, tile.registers
-        given = {"BLOCK_ROWS": tile.rows, "BLOCK_COLS": tile.cols, "GROUP": tile.group} | given
+        given = {
+            "BLOCK_ROWS": tile.rows,
+            "BLOCK_COLS": tile.cols,
+            "GROUP": tile.group,
+            "STEPS": tile.steps,
+        } | given
     signature: dict[str, str] = {}
     constants: dict[tuple[int], Any] = {}
     attributes: dict[tuple[int], list[list[Any]]] = {}

@@ -102,12 +102,15 @@ def test_transpose_pads_with_zeros(device, size):
 @pytest.mark.parametrize("group", [1, 3])
 @pytest.mark.parametrize("per_sm", [0, 1])
 def test_every_order_of_tiles_takes_each_once(device, monkeypatch, group, per_sm):
-    """In groups of rows, the last one smaller; by programs that take several; rows of the norm ahead."""
+    """In groups of rows, the last one smaller; by programs that take several; what is fetched ahead."""
     kernel = pytest.importorskip("redline.kernels.fp8.kernel")
     for name, size in (("cast", (16, 32)), ("norm", (64, 1))):
         monkeypatch.setitem(kernel.TILES, name, kernel.Tile(*size, 4, per_sm, group))
-    for name in ("cast both", "transpose", "activation backward", "biased activation backward"):
-        monkeypatch.setitem(kernel.TILES, name, kernel.Tile(16, 32, 4, group=group))
+    steps = per_sm + 1
+    for name in kernel.TILES:
+        if name == "transpose" or "backward" in name:
+            monkeypatch.setitem(kernel.TILES, name, kernel.Tile(16, 32, 4, group=group, steps=steps))
+    monkeypatch.setitem(kernel.TILES, "cast both", kernel.Tile(16, 32, 4, group=group))
     monkeypatch.setattr("redline.kernels.fp8.tiles.num_sms", lambda _: 2)
     x, weight, s = tensor(device, 107, 70), tensor(device, 1, 70, 1)[0], one(device, 8.0)
     want, want_t = reference.cast(x, s, one(device, 0.0), E4M3, True, True)
@@ -159,6 +162,22 @@ def test_activation_begins_and_ends_in_fp8(device, form, biased):
     torch.testing.assert_close(amaxes[0::2], amaxes[1::2], rtol=2**-7, atol=0)
     if biased:
         torch.testing.assert_close(*main_grads, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_an_infinite_bias_counts_in_its_column_alone(device, gated):
+    """Where there are no more rows, it would leave NaN in what pads q^T, beside its own column too."""
+    rows, cols = 37, 48
+    x, dy = tensor(device, rows, cols), tensor(device, rows, cols // 2 if gated else cols, 1)
+    bias = tensor(device, 1, cols, 2)[0]
+    bias[3] = torch.inf
+    form, amax = Form("tanh", gated), one(device, 0.0)
+    q, qt, dbias = fp8.activation_cast_backward(dy, x, bias, None, *form, one(device, 9.0), amax, E5M2, True)
+    assert not qt.float()[:, rows:].any() and amax.isfinite()
+    hit = [3, 3 + cols // 2] if gated else [3]
+    others = [column for column in range(cols) if column not in hit]
+    assert q.float()[:, others].isfinite().all() and dbias[others].isfinite().all()
+    assert dbias[3].isnan()
 
 
 @pytest.mark.parametrize(("rows", "size_out", "size_in"), [(50, 32, 48), (16, 64, 16)])

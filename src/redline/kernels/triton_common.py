@@ -49,7 +49,7 @@ def _exponent(x, KIND: tl.constexpr):
     an element has time for about 25 instructions, so log2(e) is folded into the constants.
     """
     if KIND == "tanh":
-        e = x * (-2.302208198 - 0.1029432397 * x * x)
+        e = x * (-2.302208198 - 0.1029432397 * (x * x))
     elif KIND == "quick":
         e = x * -2.4554669596
     else:
@@ -95,9 +95,9 @@ def activate_and_slope(x, KIND: tl.constexpr, FAST: tl.constexpr = False):
             steepness = 0.3989422804014327 * tl.exp(-0.5 * x * x)
         else:
             share = _reciprocal(1.0 + tl.exp2(_exponent(x, KIND)), FAST)
-            steepness = share * (1.0 - share)
+            steepness = share - share * share  # one instruction
             if KIND == "tanh":
-                steepness *= 1.5957691216057308 + 0.2140644488178008 * x * x
+                steepness *= 1.5957691216057308 + 0.2140644488178008 * (x * x)
             if KIND == "quick":
                 steepness *= 1.702
         y, slope = x * share, share + x * steepness
@@ -113,9 +113,9 @@ def whole_rows(ptr, row, stride, col, rows, cols):
 
 @triton.jit
 def at_most(x, limit):
-    """x, but no more than a limit that is not None. A comparison keeps a NaN, which a minimum would hide."""
+    """x, but no more than a limit that is not None; a NaN stays."""
     if limit is not None:
-        x = tl.where(x > limit, limit, x)
+        x = tl.minimum(x, limit, propagate_nan=tl.PropagateNan.ALL)
     return x
 
 
@@ -123,14 +123,15 @@ def at_most(x, limit):
 def within(x, limit):
     """x between -limit and limit, where that is not None; a NaN stays."""
     if limit is not None:
-        x = tl.where(x > limit, limit, tl.where(x < -limit, -limit, x))
+        x = tl.maximum(x, -limit, propagate_nan=tl.PropagateNan.ALL)
+        x = tl.minimum(x, limit, propagate_nan=tl.PropagateNan.ALL)
     return x
 
 
 @triton.jit
 def beyond(x, limit):
     """Whether `within` changes x: its gradient is then 0."""
-    return (x > limit) | (x < -limit)
+    return tl.abs(x) > limit
 
 
 @triton.jit

@@ -23,37 +23,92 @@ def limit_of(dtype: torch.dtype, x: Tensor) -> float:
 
 @triton.jit
 def fp8(x, scale, MAX: tl.constexpr, out_ptr):
-    """x * scale in the dtype of out_ptr, saturated; NaN stays. MAX is 0 where the instruction saturates."""
-    y = x * scale
+    """x * scale (in fp32) in the dtype of out_ptr, saturated; NaN stays. MAX is 0 where an instruction does it."""
+    y = widened(x, MAX) * scale
     if MAX > 0:
         y = tl.where(y > MAX, MAX, tl.where(y < -MAX, -MAX, y))
     return y.to(out_ptr.dtype.element_ty)
 
 
 @triton.jit
-def rounded(x, MAX: tl.constexpr, like_ptr):
-    """x in fp32, as the dtype of like_ptr would hold it: what a GEMM in bf16 would read.
+def narrowed(x, MAX: tl.constexpr, like_ptr):
+    """x in fp32, in the dtype of like_ptr: what a GEMM in bf16 would read.
 
     Two values go through one conversion, where Triton makes two of them.
     """
     if MAX == 0 and like_ptr.dtype.element_ty == tl.bfloat16:
         y = tl.inline_asm_elementwise(
-            """{
-            .reg .b32 both, low, high;
-            cvt.rn.bf16x2.f32 both, $3, $2;
-            shl.b32 low, both, 16;
-            and.b32 high, both, 0xffff0000;
-            mov.b32 $0, low;
-            mov.b32 $1, high;
-            }""",
-            "=f,=f,f,f",
+            "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", [x], dtype=tl.bfloat16, is_pure=True, pack=2
+        )
+    else:
+        y = x.to(like_ptr.dtype.element_ty)
+    return y
+
+
+@triton.jit
+def widened(x, MAX: tl.constexpr):
+    """x in fp32. Of two bf16 in a word, each is one instruction away, where Triton's cast takes one or two."""
+    if MAX == 0 and x.dtype == tl.bfloat16:
+        y = tl.inline_asm_elementwise(
+            "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;",
+            "=&f,=f,r",
             [x],
             dtype=tl.float32,
             is_pure=True,
             pack=2,
         )
     else:
-        y = x.to(like_ptr.dtype.element_ty).to(tl.float32)
+        y = x.to(tl.float32)
+    return y
+
+
+@triton.jit
+def rounded(x, MAX: tl.constexpr, like_ptr):
+    """x in fp32, as the dtype of like_ptr would hold it."""
+    return widened(narrowed(x, MAX, like_ptr), MAX)
+
+
+@triton.jit
+def kept(x, here, MAX: tl.constexpr):
+    """x [R, C] in the rows `here` [R, 1], 0 elsewhere, be it NaN."""
+    if MAX == 0 and x.dtype == tl.bfloat16:  # two at a time
+        y = tl.inline_asm_elementwise(
+            "and.b32 $0, $1, $2;",
+            "=r,r,r",
+            [x, tl.where(here, -1, 0).to(tl.int16)],
+            dtype=tl.bfloat16,
+            is_pure=True,
+            pack=2,
+        )
+    else:
+        y = tl.where(here, x, 0.0).to(x.dtype)
+    return y
+
+
+@triton.jit
+def largest_of(largest, a, b, c, d, MAX: tl.constexpr):
+    """The largest of four rows and of `largest` by absolute value, element by element; a NaN counts for none.
+
+    Its sign means nothing. Of bf16 one instruction takes two, and they stay in half the registers.
+    """
+    if MAX == 0 and a.dtype == tl.bfloat16:
+        y = tl.inline_asm_elementwise(
+            """{
+            .reg .b32 a, c;
+            max.xorsign.abs.bf16x2 a, $2, $3;
+            max.xorsign.abs.bf16x2 c, $4, $5;
+            max.xorsign.abs.bf16x2 a, a, c;
+            max.xorsign.abs.bf16x2 $0, a, $1;
+            }""",
+            "=r,r,r,r,r,r",
+            [largest, a, b, c, d],
+            dtype=tl.bfloat16,
+            is_pure=True,
+            pack=2,
+        )
+    else:
+        y = tl.maximum(tl.maximum(tl.abs(a), tl.abs(b)), tl.maximum(tl.abs(c), tl.abs(d)))
+        y = tl.maximum(y, largest)
     return y
 
 
@@ -96,11 +151,14 @@ def words(a, b, c, d, MAX: tl.constexpr):
 @triton.jit
 def tile_at(tile, rows, cols, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr, GROUP: tl.constexpr):
     """Which tile of rows and which of columns it is, in 64 bits, GROUP rows of tiles being taken together."""
-    strips, blocks = tl.cdiv(cols, BLOCK_COLS), tl.cdiv(rows, BLOCK_ROWS)
+    strips = tl.cdiv(cols, BLOCK_COLS)
     first = tile // (strips * GROUP) * GROUP
-    height = tl.minimum(blocks - first, GROUP)
-    within = tile % (strips * GROUP)
-    return (first + within % height).to(tl.int64), (within // height).to(tl.int64)
+    within = tile - first * strips
+    if GROUP > 1:  # a division is some 20 instructions, which loads wait for
+        height = tl.minimum(tl.cdiv(rows, BLOCK_ROWS) - first, GROUP)
+        strip = within // height
+        first, within = first + within - strip * height, strip
+    return first.to(tl.int64), within.to(tl.int64)
 
 
 @triton.jit

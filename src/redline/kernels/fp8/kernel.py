@@ -19,7 +19,7 @@ from torch import Tensor
 from redline.kernels.common import as_rows, ceil_div, next_power_of_2, on_device_of
 from redline.kernels.fp8.device import fp8, limit_of, place, rounded, shifted
 from redline.kernels.fp8.reference import padded
-from redline.kernels.fp8.tiles import TILES, Tile
+from redline.kernels.fp8.tiles import TILES, Tile, backward_tile
 from redline.kernels.fp8.turned import _backward_kernel, _cast_both_kernel, _transpose_kernel
 from redline.kernels.launch import launchable
 from redline.kernels.triton_common import Sum, activate, at_most, column_sums, whole_rows, within
@@ -173,7 +173,7 @@ def transpose(q: Tensor) -> Tensor:
     with on_device_of(q):  # bytes are moved, not numbers
         _transpose_kernel[tile.grid(rows, cols, q)](
             q.view(torch.uint8), qt.view(torch.uint8), rows, cols, q.stride(0), qt.shape[1],
-            limit_of(q.dtype, q), tile.rows, tile.cols, tile.group, num_warps=tile.warps,
+            limit_of(q.dtype, q), tile.rows, tile.cols, tile.group, tile.steps, num_warps=tile.warps,
         )  # fmt: skip
     return qt
 
@@ -261,14 +261,14 @@ def activation_cast_backward(
     dbias = (x if bias is None else bias).new_empty(width if wanted else 0)
     if x.numel() == 0:
         return q.view(rows, width), qt, dbias.zero_()
-    tile = TILES["activation backward" if bias is None else "biased activation backward"]
-    blocks = ceil_div(rows, tile.rows)
+    tile = backward_tile(gated, clamp is not None, bias is not None, not turned_back)
+    blocks = ceil_div(rows, tile.rows * tile.steps)
     partial = None if bias is None else x.new_empty((blocks, width), dtype=torch.float32)
     with on_device_of(x):
         _backward_kernel[tile.grid(rows, cols, x)](
             dy, x, bias, scale, amax, q, qt, partial, rows, cols, dy.stride(0), x.stride(0), qt.shape[1],
             kind, gated, clamp, offset, limit_of(dtype, x), not turned_back, tile.rows, tile.cols, tile.group,
-            num_warps=tile.warps,
+            tile.steps, num_warps=tile.warps,
         )  # fmt: skip
         if partial is not None:
             column_sums(Sum.of(partial, dbias, main_grad))

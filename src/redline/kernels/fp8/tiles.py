@@ -14,7 +14,8 @@ class Tile:
     """Rows and columns that a program takes at a time, its warps, and programs an SM (0: one a tile).
 
     Tiles are taken by rows of `group` of them: what these write transposed then lies side by side. A thread
-    is held to so many `registers` where that lets more programs share an SM.
+    is held to so many `registers` where that lets more programs share an SM. A program of the backward or of
+    the transpose takes `steps` tiles, one below another.
     """
 
     rows: int
@@ -23,6 +24,7 @@ class Tile:
     per_sm: int = 0
     group: int = 1
     registers: int | None = None
+    steps: int = 1
 
     def within(self, cols: int) -> Tile:
         """The same number of elements, over no more columns than there are."""
@@ -31,7 +33,7 @@ class Tile:
 
     def grid(self, rows: int, cols: int, x: Tensor) -> tuple[int]:
         """Programs for a matrix of this size."""
-        tiles = ceil_div(rows, self.rows) * ceil_div(cols, self.cols)
+        tiles = ceil_div(rows, self.rows * self.steps) * ceil_div(cols, self.cols)
         return (min(tiles, self.per_sm * num_sms(x.get_device())) if self.per_sm else tiles,)
 
 
@@ -42,8 +44,21 @@ TILES = {
     "transpose": Tile(256, 128, 16),
     "activation": Tile(4, 1024, 4),
     "activation backward": Tile(64, 128, 8, group=8),
-    "biased activation backward": Tile(64, 64, 8, group=8),  # its sums take registers
+    "limited activation backward": Tile(64, 128, 8, group=8),
+    # Sums take registers, and cross a program's threads once: the fewer programs, the better.
+    "biased activation backward": Tile(64, 64, 4, steps=4),
+    "biased gated activation backward": Tile(64, 64, 4, group=8),
     "blocks": Tile(128, 128, 8, registers=64),  # whole blocks both ways, of either size
     "squares": Tile(128, 128, 8),
     "norm": Tile(4096, 1, 8, per_sm=4),  # elements of whole rows
 }
+
+
+def backward_tile(gated: bool, limited: bool, biased: bool, wide: bool) -> Tile:
+    """How an activation's backward is cut. Unless rows are read as words (`wide`), a program takes one tile:
+    ptxas keeps the addresses of the next one's values, which leaves no registers for the values."""
+    if biased:
+        tile = TILES["biased gated activation backward" if gated else "biased activation backward"]
+    else:
+        tile = TILES["limited activation backward" if gated and limited else "activation backward"]
+    return tile if wide else replace(tile, steps=1)

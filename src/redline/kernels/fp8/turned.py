@@ -17,7 +17,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from redline.kernels.fp8.device import fp8, rounded, shifted, tile_at, words
+from redline.kernels.fp8.device import fp8, kept, largest_of, narrowed, shifted, tile_at, widened, words
 from redline.kernels.launch import launchable
 from redline.kernels.triton_common import activate_and_slope, at_most, beyond, within
 
@@ -28,6 +28,16 @@ def _row_of(ptr, row, stride, col, rows, cols):
     mask = (row < rows)[:, None] & (col < cols)[None, :]
     at = ptr + (row * stride)[:, None] + col[None, :]
     return tl.load(at, mask=mask, other=0.0)
+
+
+@triton.jit
+def _four_rows(ptr, row, stride, col, rows, cols):
+    """Rows `row` and the three after it, as _row_of."""
+    a = _row_of(ptr, row, stride, col, rows, cols)
+    b = _row_of(ptr, row + 1, stride, col, rows, cols)
+    c = _row_of(ptr, row + 2, stride, col, rows, cols)
+    d = _row_of(ptr, row + 3, stride, col, rows, cols)
+    return a, b, c, d
 
 
 @triton.jit
@@ -44,16 +54,11 @@ def _store_turned(ptr, word_RC, word, stride, col, words_here, cols):
 
 
 @triton.jit
-def _largest(a, b, c, d):
-    return tl.maximum(tl.maximum(tl.abs(a), tl.abs(b)), tl.maximum(tl.abs(c), tl.abs(d)))
-
-
-@triton.jit
 def _store_both(
     a, b, c, d, scale, q_ptr, qt_ptr, first_word, first_col, width, t_stride, rows, cols,
     MAX: tl.constexpr, ROWS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
 ):  # fmt: skip
-    """Four rows in fp32, into q [., width] and, as words, into qt [., t_stride / 4].
+    """Four rows into q [., width] and, as words, into qt [., t_stride / 4].
 
     `rows` and `cols` are how many there are from the tile's first on; `first_col` counts in q.
     """
@@ -87,43 +92,45 @@ def _cast_both_kernel(
     rows_here, cols_here = (rows - first_word * 4).to(tl.int32), (cols - first_col).to(tl.int32)
     row, col = tl.arange(0, BLOCK_ROWS // 4) * 4, tl.arange(0, BLOCK_COLS)
     x_ptr += first_word * 4 * x_stride + first_col
-    a = _row_of(x_ptr, row, x_stride, col, rows_here, cols_here).to(tl.float32)
-    b = _row_of(x_ptr, row + 1, x_stride, col, rows_here, cols_here).to(tl.float32)
-    c = _row_of(x_ptr, row + 2, x_stride, col, rows_here, cols_here).to(tl.float32)
-    d = _row_of(x_ptr, row + 3, x_stride, col, rows_here, cols_here).to(tl.float32)
-    largest = _largest(a, b, c, d)
+    a, b, c, d = _four_rows(x_ptr, row, x_stride, col, rows_here, cols_here)
+    largest = largest_of(tl.zeros_like(a), a, b, c, d, MAX)
     _store_both(
         a, b, c, d, scale, q_ptr, qt_ptr, first_word, first_col, cols, t_stride, rows_here, cols_here,
         MAX, ROWS, BLOCK_ROWS, BLOCK_COLS,
     )  # fmt: skip
-    tl.atomic_max(amax_ptr, tl.max(largest), sem="relaxed")
+    tl.atomic_max(amax_ptr, tl.max(tl.abs(largest.to(tl.float32))), sem="relaxed")
 
 
 @launchable
 @triton.jit
 def _transpose_kernel(
     q_ptr, qt_ptr, rows, cols, q_stride, t_stride, MAX: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr, GROUP: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr, GROUP: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
-    block, strip = tile_at(tl.program_id(0), rows, cols, BLOCK_ROWS, BLOCK_COLS, GROUP)
-    first_word, first_col = block * (BLOCK_ROWS // 4), strip * BLOCK_COLS
+    """A program takes STEPS tiles, one below another, the next of which is fetched before this one leaves."""
+    block, strip = tile_at(tl.program_id(0), rows, cols, BLOCK_ROWS * STEPS, BLOCK_COLS, GROUP)
+    first_word, first_col = block * (BLOCK_ROWS // 4 * STEPS), strip * BLOCK_COLS
     rows_here, cols_here = (rows - first_word * 4).to(tl.int32), (cols - first_col).to(tl.int32)
     word, col = tl.arange(0, BLOCK_ROWS // 4), tl.arange(0, BLOCK_COLS)
-    q_ptr += first_word * 4 * q_stride + first_col
-    a = _row_of(q_ptr, word * 4, q_stride, col, rows_here, cols_here)
-    b = _row_of(q_ptr, word * 4 + 1, q_stride, col, rows_here, cols_here)
-    c = _row_of(q_ptr, word * 4 + 2, q_stride, col, rows_here, cols_here)
-    d = _row_of(q_ptr, word * 4 + 3, q_stride, col, rows_here, cols_here)
     wide = t_stride // 4
     qt_ptr = qt_ptr.to(tl.pointer_type(tl.int32)) + first_col * wide + first_word
     words_here = (wide - first_word).to(tl.int32)
-    _store_turned(qt_ptr, words(a, b, c, d, MAX), word, wide, col, words_here, cols_here)
+    q_ptr += first_word * 4 * q_stride + first_col
+    a, b, c, d = _four_rows(q_ptr, word * 4, q_stride, col, rows_here, cols_here)
+    for step in tl.static_range(STEPS):
+        turned = words(a, b, c, d, MAX)
+        if step + 1 < STEPS:
+            q_ptr += BLOCK_ROWS * q_stride.to(tl.int64)
+            rows_here -= BLOCK_ROWS
+            a, b, c, d = _four_rows(q_ptr, word * 4, q_stride, col, rows_here, cols_here)
+        _store_turned(qt_ptr + step * (BLOCK_ROWS // 4), turned, word, wide, col, words_here, cols_here)
+        words_here -= BLOCK_ROWS // 4
 
 
 @triton.jit
-def _biased_row(ptr, bias_ptr, row, stride, col, rows, cols):
+def _biased_row(ptr, bias_ptr, row, stride, col, rows, cols, MAX: tl.constexpr):
     """As _row_of in fp32, plus the bias."""
-    x = _row_of(ptr, row, stride, col, rows, cols).to(tl.float32)
+    x = widened(_row_of(ptr, row, stride, col, rows, cols), MAX)
     if bias_ptr is not None:
         x += tl.load(bias_ptr + col, mask=col < cols, other=0.0).to(tl.float32)[None, :]
     return x
@@ -134,27 +141,31 @@ def _gradients(
     dy_ptr, x_ptr, bias_ptr, row, col, rows, cols, up_at, dy_stride, x_stride,
     KIND: tl.constexpr, GATED: tl.constexpr, LIMIT: tl.constexpr, SHIFT: tl.constexpr, MAX: tl.constexpr,
 ):  # fmt: skip
-    """Rows `row` of the gradients (of the gate, of up) in fp32, rounded to x's dtype; up_at: where up is."""
-    dy = _row_of(dy_ptr, row, dy_stride, col, rows, cols).to(tl.float32)
-    gate = _biased_row(x_ptr, bias_ptr, row, x_stride, col, rows, cols)
+    """Rows `row` of the gradients (of the gate, of up) in x's dtype; up_at: where up is."""
+    dy = widened(_row_of(dy_ptr, row, dy_stride, col, rows, cols), MAX)
+    gate = _biased_row(x_ptr, bias_ptr, row, x_stride, col, rows, cols, MAX)
     value, slope = activate_and_slope(at_most(gate, LIMIT), KIND, MAX == 0)
     dup = dy
     if GATED:
         up_bias_ptr = bias_ptr
         if bias_ptr is not None:
             up_bias_ptr += up_at
-        up = _biased_row(x_ptr + up_at, up_bias_ptr, row, x_stride, col, rows, cols)
+        up = _biased_row(x_ptr + up_at, up_bias_ptr, row, x_stride, col, rows, cols, MAX)
         dup = dy * value
         if LIMIT is not None:  # beyond it a gradient is 0
             dup = tl.where(beyond(up, LIMIT), 0.0, dup)
             dy = tl.where(gate > LIMIT, 0.0, dy)
         dy *= shifted(within(up, LIMIT), SHIFT)
-        dup = rounded(dup, MAX, x_ptr)
-    dgate = rounded(dy * slope, MAX, x_ptr)
+    dgate, dup = narrowed(dy * slope, MAX, x_ptr), narrowed(dup, MAX, x_ptr)
     if bias_ptr is not None:  # an infinite bias must not count where there is no row; 0 times the rest is 0
-        dgate = tl.where((row < rows)[:, None], dgate, 0.0)
-        dup = tl.where((row < rows)[:, None], dup, 0.0)
+        here = (row < rows)[:, None]
+        dgate, dup = kept(dgate, here, MAX), kept(dup, here, MAX)
     return dgate, dup
+
+
+@triton.jit
+def _sum_of(a, b, c, d, MAX: tl.constexpr):
+    return (widened(a, MAX) + widened(b, MAX)) + (widened(c, MAX) + widened(d, MAX))
 
 
 @launchable
@@ -164,50 +175,64 @@ def _backward_kernel(
     rows, cols, dy_stride, x_stride, t_stride,
     KIND: tl.constexpr, GATED: tl.constexpr, LIMIT: tl.constexpr, SHIFT: tl.constexpr, MAX: tl.constexpr,
     ROWS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr, GROUP: tl.constexpr,
+    STEPS: tl.constexpr,
 ):  # fmt: skip
-    """With a bias, partial [row tiles, width] gets the sums of each tile's rows."""
+    """A program takes STEPS tiles, one below another, so that its sums cross its threads once.
+
+    With a bias, partial [programs' rows, width] gets the sums of each program's rows.
+    """
     scale = tl.load(scale_ptr)
-    block, strip = tile_at(tl.program_id(0), rows, cols, BLOCK_ROWS, BLOCK_COLS, GROUP)
-    first_word, first_col = block * (BLOCK_ROWS // 4), strip * BLOCK_COLS
-    rows_here, cols_here = (rows - first_word * 4).to(tl.int32), (cols - first_col).to(tl.int32)
+    block, strip = tile_at(tl.program_id(0), rows, cols, BLOCK_ROWS * STEPS, BLOCK_COLS, GROUP)
+    first_word, first_col = block * (BLOCK_ROWS // 4 * STEPS), strip * BLOCK_COLS
+    cols_here = (cols - first_col).to(tl.int32)
     row, col = tl.arange(0, BLOCK_ROWS // 4) * 4, tl.arange(0, BLOCK_COLS)
     dy_ptr += first_word * 4 * dy_stride + first_col
     x_ptr += first_word * 4 * x_stride + first_col
     if bias_ptr is not None:
         bias_ptr += first_col
-    a, a_up = _gradients(
-        dy_ptr, x_ptr, bias_ptr, row, col, rows_here, cols_here, cols, dy_stride, x_stride,
-        KIND, GATED, LIMIT, SHIFT, MAX,
-    )  # fmt: skip
-    b, b_up = _gradients(
-        dy_ptr, x_ptr, bias_ptr, row + 1, col, rows_here, cols_here, cols, dy_stride, x_stride,
-        KIND, GATED, LIMIT, SHIFT, MAX,
-    )  # fmt: skip
-    c, c_up = _gradients(
-        dy_ptr, x_ptr, bias_ptr, row + 2, col, rows_here, cols_here, cols, dy_stride, x_stride,
-        KIND, GATED, LIMIT, SHIFT, MAX,
-    )  # fmt: skip
-    d, d_up = _gradients(
-        dy_ptr, x_ptr, bias_ptr, row + 3, col, rows_here, cols_here, cols, dy_stride, x_stride,
-        KIND, GATED, LIMIT, SHIFT, MAX,
-    )  # fmt: skip
     width = cols * 2 if GATED else cols
-    largest = _largest(a, b, c, d)
+    largest = tl.zeros([BLOCK_ROWS // 4, BLOCK_COLS], x_ptr.dtype.element_ty)
+    sums = tl.zeros([BLOCK_ROWS // 4, BLOCK_COLS], tl.float32)
+    up_sums = sums
+    for _ in tl.range(0, STEPS, disable_licm=True):
+        rows_here = (rows - first_word * 4).to(tl.int32)
+        a, a_up = _gradients(
+            dy_ptr, x_ptr, bias_ptr, row, col, rows_here, cols_here, cols, dy_stride, x_stride,
+            KIND, GATED, LIMIT, SHIFT, MAX,
+        )  # fmt: skip
+        b, b_up = _gradients(
+            dy_ptr, x_ptr, bias_ptr, row + 1, col, rows_here, cols_here, cols, dy_stride, x_stride,
+            KIND, GATED, LIMIT, SHIFT, MAX,
+        )  # fmt: skip
+        c, c_up = _gradients(
+            dy_ptr, x_ptr, bias_ptr, row + 2, col, rows_here, cols_here, cols, dy_stride, x_stride,
+            KIND, GATED, LIMIT, SHIFT, MAX,
+        )  # fmt: skip
+        d, d_up = _gradients(
+            dy_ptr, x_ptr, bias_ptr, row + 3, col, rows_here, cols_here, cols, dy_stride, x_stride,
+            KIND, GATED, LIMIT, SHIFT, MAX,
+        )  # fmt: skip
+        if bias_ptr is not None:
+            sums += _sum_of(a, b, c, d, MAX)
+        largest = largest_of(largest, a, b, c, d, MAX)
+        _store_both(
+            a, b, c, d, scale, q_ptr, qt_ptr, first_word, first_col, width, t_stride, rows_here, cols_here,
+            MAX, ROWS, BLOCK_ROWS, BLOCK_COLS,
+        )  # fmt: skip
+        if GATED:
+            if bias_ptr is not None:
+                up_sums += _sum_of(a_up, b_up, c_up, d_up, MAX)
+            largest = largest_of(largest, a_up, b_up, c_up, d_up, MAX)
+            _store_both(
+                a_up, b_up, c_up, d_up, scale, q_ptr, qt_ptr, first_word, cols + first_col, width, t_stride,
+                rows_here, cols_here, MAX, ROWS, BLOCK_ROWS, BLOCK_COLS,
+            )  # fmt: skip
+        first_word += BLOCK_ROWS // 4
+        dy_ptr += BLOCK_ROWS * dy_stride
+        x_ptr += BLOCK_ROWS * x_stride
     if bias_ptr is not None:
         partial_ptr += block * width + first_col
-        tl.store(partial_ptr + col, tl.sum(a + b + c + d, axis=0), mask=col < cols_here)
-    _store_both(
-        a, b, c, d, scale, q_ptr, qt_ptr, first_word, first_col, width, t_stride, rows_here, cols_here,
-        MAX, ROWS, BLOCK_ROWS, BLOCK_COLS,
-    )  # fmt: skip
-    if GATED:
-        largest = tl.maximum(largest, _largest(a_up, b_up, c_up, d_up))
-        if bias_ptr is not None:
-            tl.store(
-                partial_ptr + cols + col, tl.sum(a_up + b_up + c_up + d_up, axis=0), mask=col < cols_here
-            )
-        _store_both(
-            a_up, b_up, c_up, d_up, scale, q_ptr, qt_ptr, first_word, cols + first_col, width, t_stride,
-            rows_here, cols_here, MAX, ROWS, BLOCK_ROWS, BLOCK_COLS,
-        )  # fmt: skip
-    tl.atomic_max(amax_ptr, tl.max(largest), sem="relaxed")
+        tl.store(partial_ptr + col, tl.sum(sums, axis=0), mask=col < cols_here)
+        if GATED:
+            tl.store(partial_ptr + cols + col, tl.sum(up_sums, axis=0), mask=col < cols_here)
+    tl.atomic_max(amax_ptr, tl.max(tl.abs(largest.to(tl.float32))), sem="relaxed")
