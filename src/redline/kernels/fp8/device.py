@@ -23,7 +23,7 @@ def limit_of(dtype: torch.dtype, x: Tensor) -> float:
 
 @triton.jit
 def fp8(x, scale, MAX: tl.constexpr, out_ptr):
-    """x * scale (in fp32) in the dtype of out_ptr, saturated; NaN stays. MAX is 0 where an instruction does it."""
+    """x * scale (in fp32) in the dtype of out_ptr, saturated; NaN stays. MAX: 0 if an instruction does it."""
     y = widened(x, MAX) * scale
     if MAX > 0:
         y = tl.where(y > MAX, MAX, tl.where(y < -MAX, -MAX, y))
@@ -47,7 +47,7 @@ def narrowed(x, MAX: tl.constexpr, like_ptr):
 
 @triton.jit
 def widened(x, MAX: tl.constexpr):
-    """x in fp32. Of two bf16 in a word, each is one instruction away, where Triton's cast takes one or two."""
+    """x in fp32. Each of two bf16 in a word is one instruction away; Triton's cast takes one or two."""
     if MAX == 0 and x.dtype == tl.bfloat16:
         y = tl.inline_asm_elementwise(
             "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;",
