@@ -268,7 +268,7 @@ def activation_cast_backward(
         _backward_kernel[tile.grid(rows, cols, x)](
             dy, x, bias, scale, amax, q, qt, partial, rows, cols, dy.stride(0), x.stride(0), qt.shape[1],
             kind, gated, clamp, offset, limit_of(dtype, x), not turned_back, tile.rows, tile.cols, tile.group,
-            tile.steps, num_warps=tile.warps,
+            tile.steps, num_warps=tile.warps, maxnreg=tile.registers,
         )  # fmt: skip
         if partial is not None:
             column_sums(Sum.of(partial, dbias, main_grad))
