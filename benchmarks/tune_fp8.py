@@ -55,7 +55,7 @@ VARIANTS: dict[str, list[Tile]] = {  # what is tried on each case of bench.CASES
     "blocks": SQUARES,
     "transpose": [*_tiles(BYTES, (1, 4)), *_tiles(BYTES_IN_STEPS, (1,), (2, 4))],
     "biased activation backward": [*_tiles(BACKWARD, (1, 8)), *_tiles(SUMS, (1,), (2, 4, 8)), *HELD_SUMS],
-    "limited activation backward": [*_tiles(BACKWARD, (1, 8)), *HELD],
+    "activation backward, limited": [*_tiles(BACKWARD, (1, 8)), *HELD],
     "activation backward": _tiles(BACKWARD, (1, 8)),
     "cast both": _tiles(TURNS, (1, 4)),
     "cast both, wide": _tiles(TURNS, (1, 4)),
@@ -73,7 +73,7 @@ CASES = {
     "norm": f"RMSNorm to fp8, {bench.TOKENS} x {bench.H}",
     "activation": f"SwiGLU to fp8, {bench.T} x 2*{bench.F}",
     "biased activation backward": f"GELU backward to fp8, with its bias, {bench.T} x {bench.F}",
-    "limited activation backward": f"SwiGLU backward to fp8, {bench.T} x 2*{bench.F}, limited",
+    "activation backward, limited": f"SwiGLU backward to fp8, {bench.T} x 2*{bench.F}, limited",
     "activation backward": f"SwiGLU backward to fp8, {bench.T} x 2*{bench.F}",
 }
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from redline.build.tensor_parallel import _choose
 from redline.comm.linked_gemm import Chunked, Plain
 from redline.comm.measure import Timing
+from redline.comm.pushed import Pushed
 
 PIECES, WHOLE = Chunked(2), Plain()
+AREA: Any = None  # nothing is sent
+PUSHED = Pushed(AREA, 1)
 
 
 @pytest.mark.parametrize(
@@ -20,6 +25,12 @@ def test_plain_stays_where_little_would_be_won(pieces_ms: float, taken: str) -> 
     provider, name, why = _choose([PIECES, WHOLE], lambda _: timings)
     assert name == taken == provider.name
     assert f"chunked (2) {pieces_ms:.2f} ms" in why and "plain 1.00 ms" in why
+
+
+def test_what_is_pushed_needs_no_margin() -> None:
+    """It launches hardly more."""
+    timings = [Timing(PIECES, 0.95), Timing(PUSHED, 0.97), Timing(WHOLE, 1.0)]
+    assert _choose([PIECES, PUSHED, WHOLE], lambda _: timings)[:2] == (PUSHED, "pushed")
 
 
 def test_nothing_is_compared_where_one_is_left() -> None:

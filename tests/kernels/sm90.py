@@ -94,7 +94,7 @@ FP8_BIAS = {"bias": "bf16", "partial": "fp32"}
 FP8_BACKWARDS: tuple[tuple[str, dict[str, str], dict[str, Any]], ...] = (  # tile, more pointers, form
     ("activation backward", {}, {}),
     ("activation backward", {}, {"KIND": "tanh", "GATED": False}),
-    ("limited activation backward", {}, FP8_LIMITED),
+    ("activation backward", {}, FP8_LIMITED),
     ("biased activation backward", FP8_BIAS, {"KIND": "tanh", "GATED": False}),
     ("biased gated activation backward", FP8_BIAS, FP8_LIMITED),
 )
@@ -269,7 +269,7 @@ KERNELS = (
             FP8_BACKWARD | pointers,
             FP8_GATE | form | {"ROWS": rows} | ({} if rows else {"STEPS": 1}),
             tile=tile,
-            wide=not odd,
+            wide=not odd and tile != "biased activation backward",  # a thread has one column of the bias
             odd=odd,
         )
         for tile, pointers, form in FP8_BACKWARDS

@@ -173,7 +173,8 @@ def test_an_infinite_bias_counts_in_its_column_alone(device, gated):
     bias[3] = torch.inf
     form, amax = Form("tanh", gated), one(device, 0.0)
     q, qt, dbias = fp8.activation_cast_backward(dy, x, bias, None, *form, one(device, 9.0), amax, E5M2, True)
-    assert not qt.float()[:, rows:].any() and amax.isfinite()
+    assert not qt.float()[:, rows:].any()
+    assert gated or amax.isfinite()  # an open gate lets dy through times infinity
     hit = [3, 3 + cols // 2] if gated else [3]
     others = [column for column in range(cols) if column not in hit]
     assert q.float()[:, others].isfinite().all() and dbias[others].isfinite().all()

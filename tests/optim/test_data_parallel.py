@@ -20,7 +20,9 @@ from redline.comm import Done
 from redline.formulas.buckets import ALIGNMENT, BucketRule, cut_buckets, shard_of
 from redline.formulas.traffic import data_parallel_collectives
 from redline.optim import AdamOptions, DataParallel, FlatBuffers, Optimizer, Sharding
+from redline.optim.gather import ParamGatherer
 from redline.optim.pieces import Pieces, rectangles
+from redline.optim.reduce import GradReducer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "comm"))
 
@@ -179,6 +181,28 @@ def test_a_bucket_goes_when_its_last_gradient_is_there_and_only_in_the_last_micr
     assert all(count == 0 for _, count in seen[:5]), "the first microbatch sends nothing"
     assert seen[-1][1] > 0, "the last one sends while it runs"
     assert len(reducer.buckets) == sum(kind == "reduce_scatter" for kind, _ in transport.sent)
+
+
+def test_buckets_of_several_buffers_go_in_the_order_of_the_model() -> None:
+    """Weights in one dtype, norms and embedding in another: no layer waits for the embedding's gradient."""
+    parts = {"embedding": nn.Embedding(50, 8, dtype=torch.bfloat16)}
+    for layer in range(3):
+        parts[f"layers_{layer}_norm"] = nn.LayerNorm(8, dtype=torch.bfloat16)
+        parts[f"layers_{layer}_fc"] = nn.Linear(8, 64)
+    module = nn.ModuleDict(parts)
+    buffers = FlatBuffers(
+        module.named_parameters(), main_dtype=torch.float32, grad_dtype=torch.float32, device="cpu",
+        sharding=Sharding(rule=BucketRule(size=400, ranks=2), states=True),
+    )  # fmt: skip
+    assert len(buffers.buffers) == 2
+    first = buffers.first_use
+    link = Counting()
+    reducer = GradReducer(buffers, link, link, scatter=True, overlap=False)
+    places = [first(bucket.names) for bucket in reducer.buckets]
+    assert places == sorted(places, reverse=True) and len(set(places)) == len(places) >= 4
+    gatherer = ParamGatherer(buffers, link, overlap=True)
+    read = [first(bucket.names) for bucket in gatherer.buckets]
+    assert read == places[::-1] and "embedding.weight" in gatherer.buckets[0].names
 
 
 def test_b058_a_parameter_without_gradient_and_a_frozen_one() -> None:

@@ -183,6 +183,14 @@ class FlatBuffers:
                 tensors |= self.storage.make(tensors["param"], away=away)
                 yield Buffer(buffer.slots, tensors, (bucket,), window, away)
 
+    def first_use(self, names: Iterable[str]) -> int:
+        """The place, in registration order, of the first of these parameters, or behind all of them.
+
+        It is read first of them in forward, and its gradient is complete last.
+        """
+        places = {name: place for place, name in enumerate(self.parameters)}
+        return min((places[name] for name in names), default=len(places))
+
     def _held(self, buffer: Buffer) -> list[Buffer]:
         """What holds the optimizer states of a flat buffer."""
         return [shard for shard in self.shards if shard.slots is buffer.slots]

@@ -49,14 +49,15 @@ class ParamGatherer:
             if buffer.trainable and buffers.sharding.states
             for start, end in buffer.buckets
         ]
+        self.buckets.sort(key=lambda bucket: buffers.first_use(bucket.names))  # as forward reads them
         self._by_part: dict[str, list[Gathering]] = {}
-        for bucket in reversed(self.buckets):
+        for bucket in self.buckets:
             for part in {part_of(name) for name in bucket.names}:
                 self._by_part.setdefault(part, []).append(bucket)
 
     def start(self, *, at_once: bool = False) -> None:
         """Send every bucket, in the order of the forward pass; `at_once` waits for them in any case."""
-        for bucket in reversed(self.buckets):
+        for bucket in self.buckets:
             bucket.work = self._shard.all_gather(bucket.params)
             if not self._overlap:
                 bucket.wait()

@@ -71,6 +71,8 @@ class GradReducer:
             if buffer.trainable
             for start, end in buffer.buckets
         ]
+        # As backward completes them, whatever buffer they lie in: that of norms and embedding is the last.
+        self.buckets.sort(key=lambda bucket: buffers.first_use(bucket.names), reverse=True)
         self._bucket_of = {name: bucket for bucket in self.buckets for name in bucket.names}
         self._fired: Counter[str] = Counter()
         self._wanted: Counter[str] | None = None

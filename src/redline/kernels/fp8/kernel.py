@@ -261,7 +261,7 @@ def activation_cast_backward(
     dbias = (x if bias is None else bias).new_empty(width if wanted else 0)
     if x.numel() == 0:
         return q.view(rows, width), qt, dbias.zero_()
-    tile = backward_tile(gated, clamp is not None, bias is not None, not turned_back)
+    tile = backward_tile(gated, bias is not None, not turned_back)
     blocks = ceil_div(rows, tile.rows * tile.steps)
     partial = None if bias is None else x.new_empty((blocks, width), dtype=torch.float32)
     with on_device_of(x):
