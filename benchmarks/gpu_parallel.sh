@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Several GPUs of one host, data and tensor parallel: see parallel.py for what each part does. On one GPU: gemm.
-# One call does everything within TOTAL seconds, the most important first: each stage has its limit, or what is
-# left. A JSON file a stage goes to $OUT, written row by row, and parallel.log with what was said and, where a
-# stage or a row was cut, the stacks of all ranks. Stages may be named instead of all.
+# One call does what it can within TOTAL seconds, the most important first: each stage has its limit, or what is
+# left; what is cut says so. A JSON file a stage goes to $OUT, written row by row, and parallel.log with what was
+# said and, where a stage or a row was cut, the stacks of all ranks. Stages may be named instead of all.
 # ONLY=REGEX keeps the rows whose names match, SUFFIX is added to the names of their files, LIMIT is a stage's.
 # DRY=1 takes tiny models and, without GPUs, processes that talk over gloo.
 # usage: OUT=dir COMMIT=rev GPUS=4 benchmarks/gpu_parallel.sh [equal] [steps] [kill] [ctas] [comm] [watch] [links]

@@ -65,7 +65,7 @@ def cases_of(only: Sequence[str] = (), effort: Effort = FULL) -> list[BenchCase]
             raise UsageError(
                 f"there is no fused operator {name!r}.",
                 why=f"the operators are {', '.join(names)}.",
-                mend=f"did you mean {near[0]}?" if near else "",
+                mend=f"did you mean {near[0]}?" if near else "name one of them; for several, repeat --only.",
             )
     found: list[BenchCase] = []
     for name in only or names:

@@ -159,7 +159,9 @@ def fp8_gather(case: Case) -> Hit | None:
         return None
     if (case.dp or 1) == 1 or (case.dialect == "redline" and precision.fp8_param_gather is None):
         return None  # Redline gathers them in 8 bits by itself, where that can be
-    mend = Mend(values={"fp8_param_gather": True}, safe=False)
+    mend = Mend(
+        values={"fp8_param_gather": True}, safe=case.dialect == "redline"
+    )  # there the bits are the same
     return None if case.trifling(mend) else Hit(at="fp8_format", mend=mend)
 
 
