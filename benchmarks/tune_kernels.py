@@ -149,7 +149,7 @@ def choices() -> Iterator[Choice]:
         what = f"{programs} programs an SM"
         yield "bias_dropout_add", what, "bias_dropout_add.kernel", {"PROGRAMS_PER_SM": programs}
     for tile, columns in ((2048, 1024), (2048, 2048)):
-        shapes = lambda cols, t=tile, c=columns: TileConfig(t // c, c, 4)  # noqa: E731
+        shapes = lambda cols, _, t=tile, c=columns: TileConfig(t // c, c, 4)  # noqa: E731
         what = f"tile {tile} / {columns}"
         yield "bias_dropout_add", what, "bias_dropout_add.kernel", {"tile_config": shapes}
     for what, values in embedding_choices():

@@ -202,14 +202,14 @@ class RowConfig:
 
 
 @functools.cache
-def tile_config(cols: int, biased: bool = False) -> TileConfig:
+def tile_config(cols: int, shared: bool) -> TileConfig:
     """1024 elements over 4 warps: a 16-byte load of bf16 a thread and operand, and many programs an SM.
 
-    Two rows where they share the load of a bias. On an H200 two loads a thread take 1% longer without one
-    (four 3%), and a forward with one takes 8% longer with a row.
+    Two rows where they have something to share, such as a bias. On an H200 two loads a thread take 1% longer
+    without one (four 3%), and a forward with one takes 8% longer with a row.
     """
     block_cols = min(next_power_of_2(cols), 1024)
-    return TileConfig((2048 if biased else 1024) // block_cols, block_cols, 4)
+    return TileConfig((2048 if shared else 1024) // block_cols, block_cols, 4)
 
 
 @functools.cache

@@ -15,22 +15,12 @@ which the drawing waits for.
 
 from __future__ import annotations
 
-import functools
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from redline.kernels.common import (
-    TileConfig,
-    as_rows,
-    ceil_div,
-    contiguous_like,
-    next_power_of_2,
-    num_sms,
-    on_device_of,
-)
+from redline.kernels.common import as_rows, ceil_div, contiguous_like, num_sms, on_device_of, tile_config
 from redline.kernels.launch import launchable
 from redline.kernels.triton_common import Sum, column_sums, philox_words
 from redline.rng import HIDDEN_LANES
@@ -38,13 +28,6 @@ from redline.rng import HIDDEN_LANES
 # Of a backward that sums: as many programs of 4 warps and 56 registers as are resident at once. On an H200
 # they take 68 us, twice as many 69, 10 of them 90: each multiprocessor has a second turn for one program.
 PROGRAMS_PER_SM = 9
-
-
-@functools.cache
-def tile_config(cols: int) -> TileConfig:
-    """2048 elements over 4 warps: two 16-byte loads of bf16 a thread and operand."""
-    block_cols = min(next_power_of_2(cols), 1024)
-    return TileConfig(2048 // block_cols, block_cols, 4)
 
 
 @triton.jit
@@ -175,7 +158,7 @@ def forward(
         return y
     _, batch, cols = x.shape
     x_rows, residual_rows = as_rows(x), as_rows(residual)
-    rows, config = x_rows.shape[0], tile_config(cols)
+    rows, config = x_rows.shape[0], tile_config(cols, True)
     grid = (ceil_div(cols, config.block_cols) * ceil_div(rows, config.block_rows),)
     with on_device_of(x):
         _bias_dropout_add_fwd_kernel[grid](
@@ -202,7 +185,7 @@ def backward(
     if dy.numel() == 0:
         return dx, dbias.zero_()
     dy_rows = as_rows(dy)
-    rows, config = dy_rows.shape[0], tile_config(cols)
+    rows, config = dy_rows.shape[0], tile_config(cols, True)
     strips, splits = ceil_div(cols, config.block_cols), ceil_div(rows, config.block_rows)
     partial = None
     if bias is not None:  # few partial sums, each of a long strip
