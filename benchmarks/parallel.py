@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -30,6 +30,7 @@ from typing import Any
 import torch
 from parallel_job import DEVICE, Job, Limits
 from parallel_rows import DP, DRY, FULL, PRECISIONS, TWO, Row, Sizes, equal_rows, steps_rows, steps_words
+from processes import children_of
 
 from redline.bench.record import write_result
 from redline.comm import every, write_flight_record
@@ -290,16 +291,6 @@ def num_steps(folder: Path) -> int:
     path = folder / "metrics.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
     return sum(json.loads(line)["kind"] == "step" for line in lines if line.endswith("}"))
-
-
-def children_of(parent: int) -> list[int]:
-    """Processes whose parent that is: fields 1 and 4 of proc(5)'s stat."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # it has ended since
-            head, rest = path.read_text().rsplit(")", 1)
-            found += [int(head.split()[0])] if int(rest.split()[1]) == parent else []
-    return found
 
 
 def kill(gpus: int, out: Path, sizes: Sizes) -> None:

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,10 @@ from redline.run.resume import checkpoint_values
 from .conftest import TINY
 from .ranks import merged, on_ranks, state_of
 from .tiny import opened, parsed, take_steps
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+from processes import children_of
 
 FP64 = {"fp64": True, "micro_batch_size": 1}
 SOURCE = str(Path(redline.__file__).parents[1])  # what the launched processes import is what is tested
@@ -140,16 +143,6 @@ def with_a_rank_killed(folder: Path, words: str) -> tuple[int, str]:
     os.kill(max(children_of(job.pid)), signal.SIGKILL)
     _, said = job.communicate(timeout=100)
     return job.returncode, said
-
-
-def children_of(parent: int) -> list[int]:
-    """Processes whose parent that is: fields 1 and 4 of proc(5)'s stat."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # it has ended since
-            head, rest = path.read_text().rsplit(")", 1)
-            found += [int(head.split()[0])] if int(rest.split()[1]) == parent else []
-    return found
 
 
 SHARDED = {"use_distributed_optimizer": True, "ddp_bucket_size": 3000}
