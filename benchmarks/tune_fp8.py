@@ -41,21 +41,15 @@ BACKWARD = [(64, 64, 4), (64, 128, 8), (64, 64, 8), (32, 128, 4), (128, 64, 8), 
 TURNS = [(64, 128, 4), (128, 64, 4), (64, 64, 4), (64, 128, 8), (128, 128, 8), (128, 128, 16), (128, 64, 8)]
 BYTES = [(128, 128, 4), (128, 128, 8), (128, 256, 8), (256, 64, 4), (256, 64, 8), (256, 128, 8)]
 BYTES += [(256, 128, 16), (256, 256, 16), (512, 64, 8), (512, 128, 16)]
-SQUARES = [Tile(128, 128, 8, group=4, registers=64), Tile(128, 128, 8), Tile(128, 128, 8, registers=96)]
-SQUARES += [Tile(128, 128, 16, registers=40), Tile(128, 128, 16), Tile(256, 128, 16, registers=64)]
-SQUARES += [Tile(128, 256, 16, registers=64), Tile(128, 256, 8), Tile(256, 128, 8)]
-SQUARES += [Tile(128, 128, 4, group=group) for group in (1, 4, 8)]
-BYTES_IN_STEPS = [(128, 128, 4), (128, 128, 8), (256, 128, 8), (256, 128, 16), (64, 128, 4)]
+BLOCKS = [Tile(128, 128, 8), Tile(128, 128, 16), Tile(128, 256, 8), Tile(256, 128, 8)]
+BLOCKS += [Tile(128, 128, 4, group=group) for group in (1, 4, 8)]
 SUMS = [(64, 64, 4), (64, 64, 8), (64, 128, 8), (128, 64, 8), (32, 64, 2), (64, 32, 2)]
-HELD_SUMS = [Tile(*shape, registers=80, steps=4) for shape in ((64, 64, 4), (64, 128, 8), (128, 64, 8))]
-HELD = [Tile(64, 64, 4, group=group, registers=72) for group in (1, 8)]
-HELD += [Tile(64, 128, 8, group=group, registers=64) for group in (1, 8)]
 WHOLE = [(4096, 8, 4), (4096, 8, 3), (4096, 16, 2), (4096, 16, 3), (4096, 4, 4), (8192, 8, 2)]
 VARIANTS: dict[str, list[Tile]] = {  # what is tried on each case of bench.CASES, after the tile in use
-    "blocks": SQUARES,
-    "transpose": [*_tiles(BYTES, (1, 4)), *_tiles(BYTES_IN_STEPS, (1,), (2, 4))],
-    "biased activation backward": [*_tiles(BACKWARD, (1, 8)), *_tiles(SUMS, (1,), (2, 4, 8)), *HELD_SUMS],
-    "activation backward, limited": [*_tiles(BACKWARD, (1, 8)), *HELD],
+    "blocks": BLOCKS,
+    "transpose": _tiles(BYTES, (1, 4)),
+    "biased activation backward": [*_tiles(BACKWARD, (1, 8)), *_tiles(SUMS, (1,), (2, 4, 8))],
+    "activation backward, limited": _tiles(BACKWARD, (1, 8)),
     "activation backward": _tiles(BACKWARD, (1, 8)),
     "cast both": _tiles(TURNS, (1, 4)),
     "cast both, wide": _tiles(TURNS, (1, 4)),

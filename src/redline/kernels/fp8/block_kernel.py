@@ -17,10 +17,9 @@ from torch import Tensor
 
 from redline.kernels.common import on_device_of
 from redline.kernels.fp8.block_reference import SIDE, TOP, Blocks, padded_rows, padded_squares
-from redline.kernels.fp8.device import fp8, limit_of, tile_at, words
-from redline.kernels.fp8.kernel import _near_rows
+from redline.kernels.fp8.device import four_rows, fp8, limit_of, store_four_rows, store_turned, tile_at, words
+from redline.kernels.fp8.kernel import near_rows
 from redline.kernels.fp8.tiles import TILES
-from redline.kernels.fp8.turned import _row_of, _store_row, _store_turned
 from redline.kernels.launch import launchable
 
 
@@ -194,10 +193,7 @@ def _block_cast_kernel(
     word, lane, col = tl.arange(0, BLOCK_ROWS // 4), tl.arange(0, BLOCK_ROWS), tl.arange(0, BLOCK_COLS)
     row = word * 4
     x_ptr += first_row * x_stride + first_col
-    a = _row_of(x_ptr, row, x_stride, col, rows_here, cols_here)
-    b = _row_of(x_ptr, row + 1, x_stride, col, rows_here, cols_here)
-    c = _row_of(x_ptr, row + 2, x_stride, col, rows_here, cols_here)
-    d = _row_of(x_ptr, row + 3, x_stride, col, rows_here, cols_here)
+    a, b, c, d = four_rows(x_ptr, row, x_stride, col, rows_here, cols_here)
     PAIRS: tl.constexpr = MAX == 0 and x_ptr.dtype.element_ty == tl.bfloat16
     if PAIRS:
         top_a, top_b = _largest_of_two_rows(a, b, BLOCK)
@@ -210,10 +206,7 @@ def _block_cast_kernel(
     q_c = _cast_row(c, top_c, q_ptr, TOP_EXPONENT, MAX)
     q_d = _cast_row(d, top_d, q_ptr, TOP_EXPONENT, MAX)
     q_ptr += first_row * cols + first_col
-    _store_row(q_ptr, q_a, row, cols, col, left, cols_here)
-    _store_row(q_ptr, q_b, row + 1, cols, col, left, cols_here)
-    _store_row(q_ptr, q_c, row + 2, cols, col, left, cols_here)
-    _store_row(q_ptr, q_d, row + 3, cols, col, left, cols_here)
+    store_four_rows(q_ptr, q_a, q_b, q_c, q_d, row, cols, col, left, cols_here)
     fours = tl.join(tl.join(top_a, top_c), tl.join(top_b, top_d))  # [R / 4, C / BLOCK, 2, 2]
     largest = tl.reshape(tl.permute(fours, (1, 0, 2, 3)), (BLOCK_COLS // BLOCK, BLOCK_ROWS))
     block = tl.arange(0, BLOCK_COLS // BLOCK)
@@ -232,7 +225,7 @@ def _block_cast_kernel(
         q_d = _cast_column(d, scale, qt_ptr, MAX)
         wide = padded // 4
         qt_ptr = qt_ptr.to(tl.pointer_type(tl.int32)) + first_col * wide + first_row // 4
-        _store_turned(qt_ptr, words(q_a, q_b, q_c, q_d, MAX), word, wide, col, left // 4, cols_here)
+        store_turned(qt_ptr, words(q_a, q_b, q_c, q_d, MAX), word, wide, col, left // 4, cols_here)
         block = tl.arange(0, BLOCK_ROWS // BLOCK)
         inverse_t_ptr += first_row // BLOCK * cols + first_col
         _store_inverse(inverse_t_ptr, largest, block, col, cols, left // BLOCK, cols_here, TOP_EXPONENT)
@@ -248,10 +241,7 @@ def _square_cast_kernel(
     word, col = tl.arange(0, SIZE // 4), tl.arange(0, SIZE)
     row = word * 4
     w_ptr += block * SIZE * cols + strip * SIZE
-    a = _row_of(w_ptr, row, cols, col, SIZE, SIZE).to(tl.float32)
-    b = _row_of(w_ptr, row + 1, cols, col, SIZE, SIZE).to(tl.float32)
-    c = _row_of(w_ptr, row + 2, cols, col, SIZE, SIZE).to(tl.float32)
-    d = _row_of(w_ptr, row + 3, cols, col, SIZE, SIZE).to(tl.float32)
+    a, b, c, d = four_rows(w_ptr, row, cols, col, SIZE, SIZE)
     largest = tl.max(_largest_size(a, b, c, d, MAX))
     scale = _scale(largest, TOP_EXPONENT)
     a = fp8(a, scale, MAX, q_ptr)
@@ -259,13 +249,10 @@ def _square_cast_kernel(
     c = fp8(c, scale, MAX, q_ptr)
     d = fp8(d, scale, MAX, q_ptr)
     q_ptr += block * SIZE * cols + strip * SIZE
-    _store_row(q_ptr, a, row, cols, col, SIZE, SIZE)
-    _store_row(q_ptr, b, row + 1, cols, col, SIZE, SIZE)
-    _store_row(q_ptr, c, row + 2, cols, col, SIZE, SIZE)
-    _store_row(q_ptr, d, row + 3, cols, col, SIZE, SIZE)
+    store_four_rows(q_ptr, a, b, c, d, row, cols, col, SIZE, SIZE)
     wide = rows // 4
     qt_ptr = qt_ptr.to(tl.pointer_type(tl.int32)) + strip * SIZE * wide + block * (SIZE // 4)
-    _store_turned(qt_ptr, words(a, b, c, d, MAX), word, wide, col, SIZE // 4, SIZE)
+    store_turned(qt_ptr, words(a, b, c, d, MAX), word, wide, col, SIZE // 4, SIZE)
     inverse = _inverse(largest, TOP_EXPONENT)
     tl.store(inverse_ptr + block * inverse_stride + strip, inverse)
     tl.store(inverse_t_ptr + strip * inverse_t_stride + block, inverse)
@@ -273,7 +260,7 @@ def _square_cast_kernel(
 
 def block_cast(x: Tensor, dtype: torch.dtype, block: int, columns: bool) -> Blocks:
     """As block_reference.block_cast."""
-    x = _near_rows(x)
+    x = near_rows(x)
     rows, cols = x.shape
     padded = padded_rows(rows)
 
@@ -285,12 +272,10 @@ def block_cast(x: Tensor, dtype: torch.dtype, block: int, columns: bool) -> Bloc
     straight, turned = operand(padded, cols, True), operand(cols, padded, columns)
     if x.numel():
         tile = TILES["blocks"]
-        registers = tile.registers if x.dtype == torch.bfloat16 else None  # others are kept in fp32
         with on_device_of(x):
             _block_cast_kernel[tile.grid(padded, cols, x)](
                 x, *straight, *turned, rows, padded, cols, x.stride(0), TOP[dtype], limit_of(dtype, x),
                 columns, block, tile.rows, tile.cols, tile.group, num_warps=tile.warps,
-                maxnreg=registers,
             )  # fmt: skip
     return *straight, *turned
 

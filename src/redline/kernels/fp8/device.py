@@ -1,4 +1,4 @@
-"""What the kernels that cast to fp8 share on the device's side: rounding, saturation, words of four bytes."""
+"""What the kernels that cast to fp8 share on the device's side: rounding, saturation, rows and words."""
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 # (a @triton.jit function is not Python: its arguments have Triton's types)
@@ -166,6 +166,46 @@ def place(tile, rows, cols, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr, 
     """(rows [BLOCK_ROWS], columns [BLOCK_COLS]) of a tile, in 64 bits."""
     block, strip = tile_at(tile, rows, cols, BLOCK_ROWS, BLOCK_COLS, GROUP)
     return block * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS), strip * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
+
+
+@triton.jit
+def row_of(ptr, row, stride, col, rows, cols):
+    """Columns `col` [C] of rows `row` [R] in their own dtype, 0 where there are none."""
+    mask = (row < rows)[:, None] & (col < cols)[None, :]
+    at = ptr + (row * stride)[:, None] + col[None, :]
+    return tl.load(at, mask=mask, other=0.0)
+
+
+@triton.jit
+def four_rows(ptr, row, stride, col, rows, cols):
+    """Rows `row` and the three after it, as _row_of."""
+    a = row_of(ptr, row, stride, col, rows, cols)
+    b = row_of(ptr, row + 1, stride, col, rows, cols)
+    c = row_of(ptr, row + 2, stride, col, rows, cols)
+    d = row_of(ptr, row + 3, stride, col, rows, cols)
+    return a, b, c, d
+
+
+@triton.jit
+def store_row(ptr, q, row, stride, col, rows, cols):
+    mask = (row < rows)[:, None] & (col < cols)[None, :]
+    tl.store(ptr + (row * stride)[:, None] + col[None, :], q, mask=mask)
+
+
+@triton.jit
+def store_four_rows(ptr, a, b, c, d, row, stride, col, rows, cols):
+    """Into rows `row` and the three after it."""
+    store_row(ptr, a, row, stride, col, rows, cols)
+    store_row(ptr, b, row + 1, stride, col, rows, cols)
+    store_row(ptr, c, row + 2, stride, col, rows, cols)
+    store_row(ptr, d, row + 3, stride, col, rows, cols)
+
+
+@triton.jit
+def store_turned(ptr, word_RC, word, stride, col, words_here, cols):
+    """Words [R, C] as rows `col` of a matrix of words."""
+    mask = (col < cols)[:, None] & (word < words_here)[None, :]
+    tl.store(ptr + (col * stride)[:, None] + word[None, :], tl.trans(word_RC), mask=mask)
 
 
 @triton.jit

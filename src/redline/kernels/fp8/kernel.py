@@ -124,7 +124,7 @@ def _activation_cast_kernel(
     tl.atomic_max(amax_ptr, largest, sem="relaxed")
 
 
-def _near_rows(x: Tensor) -> Tensor:
+def near_rows(x: Tensor) -> Tensor:
     """As as_rows. Offsets inside a tile have 32 bits: a view whose rows lie 2^23 values apart is copied."""
     x = as_rows(x)
     return x if x.stride(0) < 1 << 23 else x.contiguous()
@@ -134,7 +134,7 @@ def cast(
     x: Tensor, scale: Tensor, amax: Tensor, dtype: torch.dtype, rows_wanted: bool, columns_wanted: bool
 ) -> tuple[Tensor, Tensor]:
     """(q [T, C], q^T [C, T']) of x [T, C]; what is not wanted is empty. `amax` [1] is raised in place."""
-    x = _near_rows(x)
+    x = near_rows(x)
     rows, cols = x.shape
     turned_back = rows_wanted and columns_wanted and cols % WIDE != 0
     q = x.new_empty((rows, cols) if rows_wanted and not turned_back else (0,), dtype=dtype)
@@ -164,7 +164,7 @@ def _turned_back(qt: Tensor, rows: int) -> Tensor:
 
 def transpose(q: Tensor) -> Tensor:
     """[T, C] -> [C, T'], padded with zeros."""
-    q = _near_rows(q)
+    q = near_rows(q)
     rows, cols = q.shape
     qt = torch.empty((cols, padded(rows)), dtype=q.dtype, device=q.device)
     if q.numel() == 0:
@@ -173,7 +173,7 @@ def transpose(q: Tensor) -> Tensor:
     with on_device_of(q):  # bytes are moved, not numbers
         _transpose_kernel[tile.grid(rows, cols, q)](
             q.view(torch.uint8), qt.view(torch.uint8), rows, cols, q.stride(0), qt.shape[1],
-            limit_of(q.dtype, q), tile.rows, tile.cols, tile.group, tile.steps, num_warps=tile.warps,
+            limit_of(q.dtype, q), tile.rows, tile.cols, tile.group, num_warps=tile.warps,
         )  # fmt: skip
     return qt
 
@@ -252,7 +252,7 @@ def activation_cast_backward(
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(dx in fp8 [T, X], transposed [X, T'], dbias [X]); dbias is empty without one or with main_grad."""
-    x, dy = _near_rows(x), _near_rows(dy)
+    x, dy = near_rows(x), near_rows(dy)
     (rows, width), cols = x.shape, dy.shape[1]
     turned_back = cols % WIDE != 0
     q = x.new_empty((0,) if turned_back else (rows, width), dtype=dtype)
@@ -268,7 +268,7 @@ def activation_cast_backward(
         _backward_kernel[tile.grid(rows, cols, x)](
             dy, x, bias, scale, amax, q, qt, partial, rows, cols, dy.stride(0), x.stride(0), qt.shape[1],
             kind, gated, clamp, offset, limit_of(dtype, x), not turned_back, tile.rows, tile.cols, tile.group,
-            tile.steps, num_warps=tile.warps, maxnreg=tile.registers,
+            tile.steps, num_warps=tile.warps,
         )  # fmt: skip
         if partial is not None:
             column_sums(Sum.of(partial, dbias, main_grad))

@@ -13,9 +13,8 @@ from redline.kernels.common import ceil_div, next_power_of_2, num_sms
 class Tile:
     """Rows and columns that a program takes at a time, its warps, and programs an SM (0: one a tile).
 
-    Tiles are taken by rows of `group` of them: what these write transposed then lies side by side. A thread
-    is held to so many `registers` where that lets more programs share an SM. A program of the backward or of
-    the transpose takes `steps` tiles, one below another.
+    Tiles are taken by rows of `group` of them: what these write transposed then lies side by side. A
+    program of the backward takes `steps` tiles, one below another.
     """
 
     rows: int
@@ -23,7 +22,6 @@ class Tile:
     warps: int
     per_sm: int = 0
     group: int = 1
-    registers: int | None = None
     steps: int = 1
 
     def within(self, cols: int) -> Tile:

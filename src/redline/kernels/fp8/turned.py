@@ -17,40 +17,22 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from redline.kernels.fp8.device import fp8, kept, largest_of, narrowed, shifted, tile_at, widened, words
+from redline.kernels.fp8.device import (
+    four_rows,
+    fp8,
+    kept,
+    largest_of,
+    narrowed,
+    row_of,
+    shifted,
+    store_four_rows,
+    store_turned,
+    tile_at,
+    widened,
+    words,
+)
 from redline.kernels.launch import launchable
 from redline.kernels.triton_common import activate_and_slope, at_most, beyond, within
-
-
-@triton.jit
-def _row_of(ptr, row, stride, col, rows, cols):
-    """Columns `col` [C] of rows `row` [R] in their own dtype, 0 where there are none."""
-    mask = (row < rows)[:, None] & (col < cols)[None, :]
-    at = ptr + (row * stride)[:, None] + col[None, :]
-    return tl.load(at, mask=mask, other=0.0)
-
-
-@triton.jit
-def _four_rows(ptr, row, stride, col, rows, cols):
-    """Rows `row` and the three after it, as _row_of."""
-    a = _row_of(ptr, row, stride, col, rows, cols)
-    b = _row_of(ptr, row + 1, stride, col, rows, cols)
-    c = _row_of(ptr, row + 2, stride, col, rows, cols)
-    d = _row_of(ptr, row + 3, stride, col, rows, cols)
-    return a, b, c, d
-
-
-@triton.jit
-def _store_row(ptr, q, row, stride, col, rows, cols):
-    mask = (row < rows)[:, None] & (col < cols)[None, :]
-    tl.store(ptr + (row * stride)[:, None] + col[None, :], q, mask=mask)
-
-
-@triton.jit
-def _store_turned(ptr, word_RC, word, stride, col, words_here, cols):
-    """Words [R, C] as rows `col` of a matrix of words."""
-    mask = (col < cols)[:, None] & (word < words_here)[None, :]
-    tl.store(ptr + (col * stride)[:, None] + word[None, :], tl.trans(word_RC), mask=mask)
 
 
 @triton.jit
@@ -69,14 +51,11 @@ def _store_both(
     d = fp8(d, scale, MAX, qt_ptr)
     if ROWS:
         q_ptr += first_word * 4 * width + first_col
-        _store_row(q_ptr, a, word * 4, width, col, rows, cols)
-        _store_row(q_ptr, b, word * 4 + 1, width, col, rows, cols)
-        _store_row(q_ptr, c, word * 4 + 2, width, col, rows, cols)
-        _store_row(q_ptr, d, word * 4 + 3, width, col, rows, cols)
+        store_four_rows(q_ptr, a, b, c, d, word * 4, width, col, rows, cols)
     wide = t_stride // 4
     qt_ptr = qt_ptr.to(tl.pointer_type(tl.int32)) + first_col * wide + first_word
     words_here = (wide - first_word).to(tl.int32)
-    _store_turned(qt_ptr, words(a, b, c, d, MAX), word, wide, col, words_here, cols)
+    store_turned(qt_ptr, words(a, b, c, d, MAX), word, wide, col, words_here, cols)
 
 
 @launchable
@@ -92,7 +71,7 @@ def _cast_both_kernel(
     rows_here, cols_here = (rows - first_word * 4).to(tl.int32), (cols - first_col).to(tl.int32)
     row, col = tl.arange(0, BLOCK_ROWS // 4) * 4, tl.arange(0, BLOCK_COLS)
     x_ptr += first_word * 4 * x_stride + first_col
-    a, b, c, d = _four_rows(x_ptr, row, x_stride, col, rows_here, cols_here)
+    a, b, c, d = four_rows(x_ptr, row, x_stride, col, rows_here, cols_here)
     largest = largest_of(tl.zeros_like(a), a, b, c, d, MAX)
     _store_both(
         a, b, c, d, scale, q_ptr, qt_ptr, first_word, first_col, cols, t_stride, rows_here, cols_here,
@@ -105,32 +84,24 @@ def _cast_both_kernel(
 @triton.jit
 def _transpose_kernel(
     q_ptr, qt_ptr, rows, cols, q_stride, t_stride, MAX: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr, GROUP: tl.constexpr, STEPS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """A program takes STEPS tiles, one below another, the next of which is fetched before this one leaves."""
-    block, strip = tile_at(tl.program_id(0), rows, cols, BLOCK_ROWS * STEPS, BLOCK_COLS, GROUP)
-    first_word, first_col = block * (BLOCK_ROWS // 4 * STEPS), strip * BLOCK_COLS
+    block, strip = tile_at(tl.program_id(0), rows, cols, BLOCK_ROWS, BLOCK_COLS, GROUP)
+    first_word, first_col = block * (BLOCK_ROWS // 4), strip * BLOCK_COLS
     rows_here, cols_here = (rows - first_word * 4).to(tl.int32), (cols - first_col).to(tl.int32)
     word, col = tl.arange(0, BLOCK_ROWS // 4), tl.arange(0, BLOCK_COLS)
     wide = t_stride // 4
     qt_ptr = qt_ptr.to(tl.pointer_type(tl.int32)) + first_col * wide + first_word
     words_here = (wide - first_word).to(tl.int32)
     q_ptr += first_word * 4 * q_stride + first_col
-    a, b, c, d = _four_rows(q_ptr, word * 4, q_stride, col, rows_here, cols_here)
-    for step in tl.static_range(STEPS):
-        turned = words(a, b, c, d, MAX)
-        if step + 1 < STEPS:
-            q_ptr += BLOCK_ROWS * q_stride.to(tl.int64)
-            rows_here -= BLOCK_ROWS
-            a, b, c, d = _four_rows(q_ptr, word * 4, q_stride, col, rows_here, cols_here)
-        _store_turned(qt_ptr + step * (BLOCK_ROWS // 4), turned, word, wide, col, words_here, cols_here)
-        words_here -= BLOCK_ROWS // 4
+    a, b, c, d = four_rows(q_ptr, word * 4, q_stride, col, rows_here, cols_here)
+    store_turned(qt_ptr, words(a, b, c, d, MAX), word, wide, col, words_here, cols_here)
 
 
 @triton.jit
 def _biased_row(ptr, bias_ptr, row, stride, col, rows, cols, MAX: tl.constexpr):
-    """As _row_of in fp32, plus the bias."""
-    x = widened(_row_of(ptr, row, stride, col, rows, cols), MAX)
+    """As row_of in fp32, plus the bias."""
+    x = widened(row_of(ptr, row, stride, col, rows, cols), MAX)
     if bias_ptr is not None:
         x += tl.load(bias_ptr + col, mask=col < cols, other=0.0).to(tl.float32)[None, :]
     return x
@@ -142,7 +113,7 @@ def _gradients(
     KIND: tl.constexpr, GATED: tl.constexpr, LIMIT: tl.constexpr, SHIFT: tl.constexpr, MAX: tl.constexpr,
 ):  # fmt: skip
     """Rows `row` of the gradients (of the gate, of up) in x's dtype; up_at: where up is."""
-    dy = widened(_row_of(dy_ptr, row, dy_stride, col, rows, cols), MAX)
+    dy = widened(row_of(dy_ptr, row, dy_stride, col, rows, cols), MAX)
     gate = _biased_row(x_ptr, bias_ptr, row, x_stride, col, rows, cols, MAX)
     value, slope = activate_and_slope(at_most(gate, LIMIT), KIND, MAX == 0)
     dup = dy
