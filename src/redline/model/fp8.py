@@ -22,9 +22,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from redline.comm import Group
+from redline.formulas.fp8_sizes import Copies
 from redline.kernels import fp8
 from redline.model.fp8_opaque import OpaqueSite
-from redline.model.fp8_weight import Copies, Fp8Weight
+from redline.model.fp8_weight import Fp8Weight
 from redline.model.gemm import add_wgrad
 from redline.model.main_grad import main_grad_of
 from redline.model.modules import Linear

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from redline.comm import Group
 from redline.errors import CheckpointError
 from redline.formulas.activations import COLUMNS
+from redline.formulas.fp8_sizes import Copies
 from redline.formulas.operators import Operator
 from redline.model.block import MLP, Block, SelfAttention
 from redline.model.fp8 import Fp8Gemm, Fp8Site, Prologue, SiteGemm
@@ -20,7 +21,6 @@ from redline.model.fp8_fused import Fp8Mlp, Fp8NormSite
 from redline.model.fp8_head import Fp8Head
 from redline.model.fp8_linked import LinkedSite
 from redline.model.fp8_params import Fp8Params
-from redline.model.fp8_weight import Copies
 from redline.model.modules import Linear, Norm, Site
 from redline.model.transformer import Transformer
 from redline.precision.fp8 import NEVER, Fp8State

@@ -11,16 +11,13 @@ between steps only, and a transpose moves bytes.
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
+from redline.formulas.fp8_sizes import Copies
 from redline.kernels import fp8
 from redline.model.modules import Linear
 from redline.precision.fp8 import Fp8State, Scaling
-
-Copies = Literal[0, 1, 2]
 
 
 class Fp8Weight:

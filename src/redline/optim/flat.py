@@ -134,6 +134,7 @@ class FlatBuffers:
         for name in reversed(named):
             groups.setdefault((named[name].dtype, named[name].requires_grad), {})[name] = named[name]
         self.parameters = named
+        self._order = {name: place for place, name in enumerate(named)}
         self.buffers = tuple(self._make_buffer(group, *key) for key, group in groups.items())
         self.shards = tuple(shard for buffer in self.buffers for shard in self._make_shards(buffer))
         places = {slot.name: (buffer, slot) for buffer in self.buffers for slot in buffer.slots}
@@ -188,8 +189,7 @@ class FlatBuffers:
 
         It is read first of them in forward, and its gradient is complete last.
         """
-        places = {name: place for place, name in enumerate(self.parameters)}
-        return min((places[name] for name in names), default=len(places))
+        return min((self._order[name] for name in names), default=len(self._order))
 
     def _held(self, buffer: Buffer) -> list[Buffer]:
         """What holds the optimizer states of a flat buffer."""

@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Literal
 
 from redline.choice import Choice
 from redline.config import PrecisionConfig, RunConfig
 from redline.errors import ConfigError
-from redline.formulas.fp8_sizes import FP8_MULTIPLES
+from redline.formulas.fp8_sizes import FP8_MULTIPLES, Copies
 from redline.formulas.shape import ModelShape
+from redline.formulas.traffic import HALF
 from redline.hardware import ADA, BLACKWELL, HOPPER, Hardware
 
 HEAD_MULTIPLE = FP8_MULTIPLES["tensorwise"]  # the head's scales are measured, by every recipe
-Copies = Literal[0, 1, 2]
-HALF = 2
 MEASURED_WHOLE = ("delayed", "tensorwise")  # recipes of one scale a tensor
 BESIDE_FP8 = "in bf16 beside fp8"  # the choice that names GEMMs which stay
 

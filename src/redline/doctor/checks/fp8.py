@@ -159,9 +159,8 @@ def fp8_gather(case: Case) -> Hit | None:
         return None
     if (case.dp or 1) == 1 or (case.dialect == "redline" and precision.fp8_param_gather is None):
         return None  # Redline gathers them in 8 bits by itself, where that can be
-    mend = Mend(
-        values={"fp8_param_gather": True}, safe=case.dialect == "redline"
-    )  # there the bits are the same
+    same_bits = case.dialect == "redline"
+    mend = Mend(values={"fp8_param_gather": True}, safe=same_bits)
     return None if case.trifling(mend) else Hit(at="fp8_format", mend=mend)
 
 
