@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_accuracy import assert_no_worse
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from redline.errors import ConfigError, RedlineError, ShapeError
 from redline.formulas.loss_chunks import LOGITS_BYTES, loss_chunk_tokens
@@ -121,14 +122,15 @@ def test_main_grad_is_added_to_and_scaled_by_the_upstream_gradient(device, scale
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a device assertion would end the process")
-def test_another_upstream_gradient_is_refused(device):
+@pytest.mark.parametrize(("scale", "factor"), [(None, 2.0), (None, float("nan")), (8.0, 1.0)])
+def test_another_upstream_gradient_is_refused(device, scale, factor):
     x, weight, labels, _ = draw(4, 8, 20, 20, torch.float32, device)
     loss = linear_cross_entropy(
         x.requires_grad_(), weight.requires_grad_(), labels, LossSpec(vocab_size=20),
-        main_grad=torch.zeros_like(weight),
+        main_grad=torch.zeros_like(weight), grad_scale=None if scale is None else torch.tensor(scale),
     )  # fmt: skip
     with pytest.raises(RuntimeError, match="grad_scale"):
-        (loss * 2).backward()
+        (loss * factor).backward()
 
 
 @pytest.mark.parametrize("scaled", (False, True))
@@ -148,6 +150,43 @@ def test_second_backward_is_refused(device):
     loss.backward(retain_graph=True)
     with pytest.raises(RedlineError, match="second backward"):
         loss.backward()
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
+@pytest.mark.parametrize(("tokens", "chunk"), [(0, None), (5, None), (5, 2)])
+@pytest.mark.parametrize("sharded", (False, True))
+def test_a_gradient_of_its_own_is_written_whole(device, monkeypatch, tokens, chunk, dtype, sharded):
+    """Whatever the memory held that it is made in: also in rows that have no logits, and without tokens."""
+    x, weight, labels, _ = draw(tokens, 8, 80, 80 if sharded else 9, dtype, device)
+    spec = LossSpec(vocab_size=80 if sharded else 9)
+    shard = VocabShard(0, 80, lambda tensor, how: tensor) if sharded else None
+    uninitialised = torch.empty_like
+    monkeypatch.setattr(torch, "empty_like", lambda *a, **k: uninitialised(*a, **k).fill_(float("nan")))
+    got = ours(x, weight, labels, spec, chunk_tokens=chunk, shard=shard)[2]
+    main_grad = torch.zeros(80, 8, device=device)
+    ours(x, weight, labels, spec, chunk_tokens=chunk, shard=shard, main_grad=main_grad)
+    # one chunk of bf16 is rounded where it is written, others are summed in fp32 first
+    torch.testing.assert_close(got.float(), main_grad.to(dtype).float(), rtol=2**-7, atol=1e-6)
+
+
+def test_an_eager_call_asks_little_of_the_host(device):
+    """Without a row: two tensors and the sum of the losses; backward compares, and asserts, on the device."""
+    asked = []
+
+    class Asked(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            asked.append(func.overloadpacket.__name__)
+            return func(*args, **kwargs or {})
+
+    x, weight, labels, _ = draw(0, 8, 9, 9, torch.bfloat16, device)
+    main_grad, upstream = torch.zeros(9, 8, device=device), torch.ones((), device=device)
+    x.requires_grad_(), weight.requires_grad_()
+    with Asked():
+        loss = linear_cross_entropy(x, weight, labels, LossSpec(vocab_size=9), main_grad=main_grad)
+        forward = len(asked)
+        torch.autograd.grad(loss, x, upstream)
+    assert asked[:forward] == ["new_empty", "empty_like", "sum"]
+    assert asked[forward:] == ["eq", "_assert_async"]
 
 
 @pytest.mark.parametrize("mode", (torch.no_grad, torch.inference_mode))

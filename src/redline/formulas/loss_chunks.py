@@ -16,6 +16,7 @@ def logit_columns(vocab_size: int) -> int:
 
 def loss_chunk_tokens(tokens: int, vocab_size: int, item: int) -> int:
     """Tokens a chunk: the fewest equal chunks whose logits, of `item` bytes each, fit in LOGITS_BYTES."""
-    most = max(LOGITS_BYTES // (logit_columns(vocab_size) * item) // GEMM_TILE, 1) * GEMM_TILE
-    chunks = max(-(-tokens // most), 1)
-    return round_up(max(-(-tokens // chunks), 1), GEMM_TILE)
+    most = LOGITS_BYTES // (logit_columns(vocab_size) * item * GEMM_TILE) or 1  # tiles a chunk
+    tiles = -(-tokens // GEMM_TILE)
+    chunks = -(-tiles // most) or 1
+    return (-(-tiles // chunks) or 1) * GEMM_TILE

@@ -14,6 +14,7 @@ that is a multiple of 16 keeps its loads vectorised whatever the vocabulary is.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -33,6 +34,7 @@ class RowTiles:
     num_warps: int
 
 
+@functools.cache
 def row_tiles(num_columns: int, dtype: torch.dtype, max_warps: int) -> RowTiles:
     """16 bytes a load, four loads in flight a thread, and no more warps than the row can feed."""
     width = 16 // dtype.itemsize

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from redline.errors import RedlineError
+from redline.errors import RedlineError, ShapeError
 from redline.formulas.loss_chunks import loss_chunk_tokens
 from redline.kernels.common import (
     Impl,
@@ -93,10 +93,9 @@ def linear_cross_entropy(
     if chunk_tokens is None:
         columns = spec.vocab_size if shard is None else shard.size
         chunk_tokens = loss_chunk_tokens(hidden_TH.shape[0], columns, hidden_TH.itemsize)
-    loss: Tensor = apply(
-        LinearCrossEntropyFn, hidden_TH, weight_VH, labels_T, weights_T, main_grad if needs_weight else None,
-        grad_scale, z_total, (*spec.as_args, chunk_tokens, needs_hidden), needs_weight, shard, products,
-    )  # fmt: skip
+    given = labels_T, weights_T, main_grad if needs_weight else None, grad_scale, z_total
+    form = *spec.as_args, chunk_tokens, needs_hidden, needs_weight and main_grad is None
+    loss: Tensor = apply(LinearCrossEntropyFn, hidden_TH, weight_VH, given, form, (shard, products))
     return loss
 
 
@@ -104,30 +103,26 @@ def _check(
     hidden_TH: Tensor, weight_VH: Tensor, labels_T: Tensor, weights_T: Tensor | None,
     spec: LossSpec, main_grad: Tensor | None, shard: VocabShard | None,
 ) -> None:  # fmt: skip
-    shape_TH, shape_VH = hidden_TH.shape, weight_VH.shape
-    require(
-        len(shape_TH) == len(shape_VH) == 2 and shape_TH[1] == shape_VH[1],
-        "linear_cross_entropy takes hidden states [T, H] and a weight [V, H] of the same H.",
-        mend="flatten the hidden states over the tokens.",
-    )
-    shape_T = labels_T.shape
-    require(
-        shape_T == (shape_TH[0],) and (weights_T is None or weights_T.shape == shape_T),
-        "linear_cross_entropy takes one label and one weight a token.",
-    )
-    require(
-        shape_VH[0] >= spec.vocab_size if shard is None else shape_VH[0] == shard.size,
-        "linear_cross_entropy: the weight has fewer rows than the vocabulary, or than its share, has.",
-    )
-    require(
-        main_grad is None or main_grad.shape == shape_VH,
-        "linear_cross_entropy: main_grad and the weight differ in shape.",
-    )
+    shape_TH, shape_VH, shape_T = hidden_TH.shape, weight_VH.shape, labels_T.shape
+    if not (len(shape_TH) == len(shape_VH) == 2 and shape_TH[1] == shape_VH[1]):
+        raise ShapeError(
+            "linear_cross_entropy takes hidden states [T, H] and a weight [V, H] of the same H.",
+            why=f"they are {list(shape_TH)} and {list(shape_VH)}.",
+            mend="flatten the hidden states over the tokens.",
+        )
+    if not (shape_T == (shape_TH[0],) and (weights_T is None or weights_T.shape == shape_T)):
+        raise ShapeError("linear_cross_entropy takes one label and one weight a token.")
+    if not (shape_VH[0] >= spec.vocab_size if shard is None else shape_VH[0] == shard.size):
+        raise ShapeError(
+            "linear_cross_entropy: the weight has fewer rows than the vocabulary, or than its share, has."
+        )
+    if not (main_grad is None or main_grad.shape == shape_VH):
+        raise ShapeError("linear_cross_entropy: main_grad and the weight differ in shape.")
 
 
 def _fake(
     hidden: Tensor, weight: Tensor, labels: Tensor, weights: Any, dweight: Any, grad_scale: Any, lse: Any,
-    vocab_size: int, smoothing: float, z_loss: float, chunk_tokens: int, needs_hidden: bool,
+    vocab_size: int, smoothing: float, z_loss: float, chunk_tokens: int, needs_hidden: bool, fresh: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     loss_T = hidden.new_empty(len(hidden), dtype=torch.float32)
     return loss_T, hidden.new_empty(hidden.shape if needs_hidden else 0)
@@ -137,10 +132,14 @@ _launch = lazily("redline.kernels.linear_cross_entropy.whole", "launch")
 _forward = operator(
     "linear_cross_entropy(Tensor hidden, Tensor weight, Tensor labels, Tensor? weights,"
     " Tensor(a!)? dweight, Tensor? grad_scale, Tensor(b!)? lse, int vocab_size, float smoothing,"
-    " float z_loss, int chunk_tokens, bool needs_hidden) -> (Tensor, Tensor)",
+    " float z_loss, int chunk_tokens, bool needs_hidden, bool fresh) -> (Tensor, Tensor)",
     _launch,
     _fake,
 )
+
+
+# Labels, weights, main_grad, grad_scale and z_total.
+Given = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 
 
 class LinearCrossEntropyFn(torch.autograd.Function):
@@ -148,16 +147,20 @@ class LinearCrossEntropyFn(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, weights: Tensor | None,
-        main_grad: Tensor | None, grad_scale: Tensor | None, z_total: Tensor | None,
-        form: tuple[int, float, float, int, bool], needs_weight: bool, shard: VocabShard | None,
-        products: HeadProducts | None,
+        ctx: Any, hidden: Tensor, weight: Tensor, given: Given,
+        form: tuple[int, float, float, int, bool, bool], head: tuple[VocabShard | None, HeadProducts | None],
     ) -> Tensor:  # fmt: skip
-        """`form` is the spec's `as_args`, the tokens of a chunk, and whether hidden needs a gradient."""
+        """What is not differentiated comes in tuples: every argument costs the host time.
+
+        `form` is the spec's `as_args`, the tokens of a chunk, whether hidden needs a gradient, and whether
+        the weight needs one of its own, for want of main_grad.
+        """
+        labels, weights, main_grad, grad_scale, z_total = given
+        shard, products = head
         dweight = main_grad
-        if needs_weight and main_grad is None:
+        if form[5]:
             one_chunk = hidden.shape[0] <= form[3]
-            dweight = torch.zeros_like(weight, dtype=weight.dtype if one_chunk else torch.float32)
+            dweight = torch.empty_like(weight, dtype=weight.dtype if one_chunk else torch.float32)
         lse_T = None if z_total is None else hidden.new_empty(hidden.shape[0], dtype=torch.float32)
         tensors = hidden, weight, labels, weights, dweight, grad_scale, lse_T
         if shard is not None:
@@ -168,9 +171,9 @@ class LinearCrossEntropyFn(torch.autograd.Function):
             loss_T, dhidden = _forward(*tensors, *form)
         if z_total is not None and lse_T is not None:
             add_z_part(z_total, lse_T, weights, form[2])
-        own = None if main_grad is not None or dweight is None else dweight.to(weight.dtype)
+        own = dweight.to(weight.dtype) if form[5] and dweight is not None else None
         ctx.save_for_backward(dhidden, own, grad_scale)
-        ctx.needs_hidden, ctx.in_main_grad, ctx.spent = form[4], main_grad is not None, False
+        ctx.in_main_grad, ctx.spent = main_grad is not None, False
         total: Tensor = loss_T.sum()
         return total
 
@@ -186,13 +189,13 @@ class LinearCrossEntropyFn(torch.autograd.Function):
         ctx.spent = True
         dhidden, dweight, grad_scale = ctx.saved_tensors
         if ctx.in_main_grad:
-            expected = torch.ones_like(upstream) if grad_scale is None else grad_scale.to(upstream.dtype)
+            expected = 1.0 if grad_scale is None else grad_scale.to(upstream.dtype)
             torch._assert_async(
-                (upstream == expected).all(),
+                torch.eq(upstream, expected),
                 "linear_cross_entropy: backward brought another gradient than the one that main_grad was made"
                 " with; hand the factor of the loss to the operator as grad_scale.",
             )
         else:
             factor = upstream if grad_scale is None else upstream / grad_scale
             dhidden, dweight = dhidden.mul_(factor), None if dweight is None else dweight.mul_(factor)
-        return dhidden if ctx.needs_hidden else None, dweight, *(None,) * 9
+        return dhidden if ctx.needs_input_grad[0] else None, dweight, None, None, None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from redline.kernels.common import as_rows
+from redline.kernels.common import unit_stride
 from redline.kernels.cross_entropy.op import VocabShard, combine_shards
 from redline.kernels.linear_cross_entropy.accumulate import accumulate
 from redline.kernels.linear_cross_entropy.products import HeadProducts, MatrixProducts
@@ -20,7 +20,7 @@ from redline.kernels.loss_spec import LossSpec
 def launch_sharded(
     hidden: Tensor, weight: Tensor, labels: Tensor, weights: Tensor | None, dweight_VH: Tensor | None,
     grad_scale: Tensor | None, lse_T: Tensor | None, spec: LossSpec, shard: VocabShard, chunk_tokens: int,
-    needs_hidden: bool, products: HeadProducts | None = None,
+    needs_hidden: bool, fresh: bool, products: HeadProducts | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """As the launcher of whole.py: (loss_T fp32, gradient of hidden, empty where not needed).
 
@@ -28,11 +28,13 @@ def launch_sharded(
     """
     from redline.kernels.cross_entropy.kernel import gradient_, statistics
 
-    hidden, labels = as_rows(hidden), labels.contiguous()
+    hidden, labels = unit_stride(hidden), labels.contiguous()
     weights = None if weights is None else weights.contiguous()
     loss_T = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
     dhidden_TH = torch.empty_like(hidden) if needs_hidden else hidden.new_empty(0)
     scale = torch.ones(1, device=hidden.device) if grad_scale is None else grad_scale.view(1)
+    if fresh and dweight_VH is not None and not len(hidden):
+        dweight_VH.zero_()  # no chunk writes it
     buffer_CV = hidden.new_empty(min(chunk_tokens, len(hidden)), len(weight))
     products = products or MatrixProducts(weight)
     for start in range(0, len(hidden), chunk_tokens):
@@ -51,5 +53,5 @@ def launch_sharded(
         if needs_hidden:
             products.dhidden(logits_CV, dhidden_TH[chunk])
         if dweight_VH is not None:
-            accumulate(dweight_VH, logits_CV, hidden_CH)
+            accumulate(dweight_VH, logits_CV, hidden_CH, first=fresh and start == 0)
     return loss_T, dhidden_TH

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from redline.formulas.loss_chunks import logit_columns
-from redline.kernels.common import as_rows
+from redline.kernels.common import unit_stride
 from redline.kernels.linear_cross_entropy.accumulate import accumulate
 from redline.kernels.linear_cross_entropy.kernel import loss_and_gradient
 from redline.kernels.linear_cross_entropy.products import HeadProducts, MatrixProducts
@@ -16,21 +16,23 @@ from redline.kernels.loss_spec import loss_spec
 def launch(
     hidden: Tensor, weight: Tensor, labels: Tensor, weights: Tensor | None, dweight_VH: Tensor | None,
     grad_scale: Tensor | None, lse_T: Tensor | None, vocab_size: int, smoothing: float, z_loss: float,
-    chunk_tokens: int, needs_hidden: bool, products: HeadProducts | None = None,
+    chunk_tokens: int, needs_hidden: bool, fresh: bool, products: HeadProducts | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(loss_T fp32, gradient of hidden, empty where not needed).
 
-    The gradient of the weight is added to dweight_VH, the log-sum-exp of the tokens written to lse_T, where
-    they are given.
+    The gradient of the weight is added to dweight_VH (written to it, where that is `fresh`), the log-sum-exp
+    of the tokens written to lse_T, where they are given.
     """
-    hidden = as_rows(hidden)
+    hidden = unit_stride(hidden)
     tokens = hidden.shape[0]
     loss_T = hidden.new_empty(tokens, dtype=torch.float32)
     dhidden_TH = torch.empty_like(hidden) if needs_hidden else hidden.new_empty(0)
+    if fresh and dweight_VH is not None:  # what no chunk writes
+        dweight_VH[logit_columns(vocab_size) if tokens else 0 :].zero_()
     if tokens:
+        width = logit_columns(vocab_size)  # of a row of the buffer
         labels, weights = labels.contiguous(), None if weights is None else weights.contiguous()
         spec = loss_spec(vocab_size, smoothing, z_loss)
-        width = logit_columns(vocab_size)  # of a row of the buffer
         used_VH = _rows(weight, 0, width)
         products = products or MatrixProducts(used_VH)
         buffer_CV = hidden.new_empty(min(chunk_tokens, tokens), width)
@@ -47,7 +49,7 @@ def launch(
             if needs_hidden:
                 products.dhidden(logits_CV, _rows(dhidden_TH, start, stop))
             if dweight_VH is not None:
-                accumulate(_rows(dweight_VH, 0, width), logits_CV, hidden_CH)
+                accumulate(_rows(dweight_VH, 0, width), logits_CV, hidden_CH, first=fresh and start == 0)
     return loss_T, dhidden_TH
 
 
