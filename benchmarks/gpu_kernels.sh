@@ -3,7 +3,7 @@
 # usage: OUT=dir [COMMIT=rev] benchmarks/gpu_kernels.sh [tests] [kernels] [full] [tune] [steps | eight | one]
 #   tests    the kernels' tests on this card -> gpu-tests.json               (3 minutes)
 #   kernels  every operator against its twin, torch.compile and the libraries that are installed -> kernels.json
-#            (one case an operator, two of head and loss; 2 minutes)
+#            (one case an operator, two of rotary and of head and loss; 2 minutes)
 #   full     the same at every size -> kernels-full.json                     (4 minutes)
 #   tune     device time kernel by kernel, and other launch choices -> tune.json  (5 minutes; of the operators
 #            in OPERATORS alone, where it is set)

@@ -180,20 +180,19 @@ def test_adapted_inputs_are_the_same_numbers():
     gate, up = geglu.inputs_of("liger", (x,))
     assert torch.equal(torch.cat((gate, up), dim=1), x) and gate.is_leaf and gate.is_contiguous()
     assert geglu.inputs_of("fused", (x,))[0] is x
-    rope = cases_of(["rotary"])[0]  # 32 heads and 8 groups of 128
+    merged, _, apart = cases_of(["rotary"])
     S, B, D = 3, 2, 128
-    qkv = torch.randn(S, B, 48 * D, requires_grad=True)
     cos, sin = torch.randn(2, S, D // 2)
-    q, k, v, cos_1, _ = rope.inputs_of("liger", (qkv.view(qkv.shape), cos, sin))
-    heads = qkv.view(S, B, 48, D)
-    assert torch.equal(q.permute(2, 0, 1, 3), heads[:, :, :32]) and q.transpose(1, 2).is_contiguous()
-    assert torch.equal(k.permute(2, 0, 1, 3), heads[:, :, 32:40]) and k.transpose(1, 2).is_contiguous()
-    assert torch.equal(v.transpose(0, 1), heads[:, :, 40:]) and v.is_contiguous()
-    assert torch.equal(cos_1[0], cos) and all(x.is_leaf and x.requires_grad for x in (q, k, v))
-    (whole, *_) = rope.inputs_of("quack", (qkv, cos, sin))
+    qkv = torch.randn(S, B, 48 * D, requires_grad=True)
+    (whole, *_) = merged.inputs_of("quack", (qkv, cos, sin))
     assert torch.equal(whole.transpose(0, 1), qkv) and whole.is_contiguous() and whole.is_leaf
-    empty = cut((qkv, cos, sin), 0)
-    assert rope.inputs_of("liger", empty)[0].numel() == 0 and rope.inputs_of("quack", empty)[0].numel() == 0
+    heads = [torch.randn(S, B, count, D, requires_grad=True) for count in (32, 8)]
+    q, k, cos_1, _ = apart.inputs_of("liger", (*heads, cos, sin))
+    for found, wanted in zip((q, k), heads, strict=True):
+        assert torch.equal(found.permute(2, 0, 1, 3), wanted) and found.transpose(1, 2).is_contiguous()
+    assert torch.equal(cos_1[0], cos) and all(x.is_leaf and x.requires_grad for x in (q, k))
+    assert merged.inputs_of("quack", cut((qkv, cos, sin), 0))[0].numel() == 0
+    assert apart.inputs_of("liger", cut((*heads, cos, sin), 0))[0].numel() == 0
 
 
 @pytest.mark.parametrize("case", adamw_bench.CASES, ids=lambda case: case.name)
@@ -270,28 +269,37 @@ def install_libraries(monkeypatch):
         vars(sys.modules[name]).update(entry)
 
 
-def test_rotary_s_libraries_are_sent_what_attention_sends(monkeypatch):
-    """Three results and three gradients each; of a projection they make the one that Redline makes."""
+def _run_rotary(case, name, grads):
+    """What a provider returns, heads after positions, and the gradients it makes of these."""
+    inputs = case.inputs_of(name, draw(case, torch.device("cpu")))
+    outputs = case.providers[name]()(*inputs)
+    if name != "eager":  # the libraries have samples first
+        outputs = [out.transpose(0, 1) for out in outputs]
+    leaves = [x for x in inputs if x.requires_grad]
+    results = [out.detach().clone() for out in outputs]
+    return results, torch.autograd.grad(outputs, leaves, [grad.clone() for grad in grads])
+
+
+def test_quack_s_rotary_is_sent_what_attention_sends(monkeypatch):
+    """Three results and three gradients, of which it makes the projection's one as Redline does."""
     install_libraries(monkeypatch)
-    case = rotary_bench._case(5, 2, 4, 2, 8)
-    case = replace(case, dtype=torch.float32)
+    case = replace(rotary_bench._case(5, 2, 4, 2, 8), dtype=torch.float32)
     grads = [torch.randn(5, 2, heads, 8) for heads in (4, 2, 2)]
-    results, joined = {}, {}
-    for name in ("eager", "liger", "quack"):
-        inputs = case.inputs_of(name, draw(case, torch.device("cpu")))
-        outputs = case.providers[name]()(*inputs)
-        if name != "eager":
-            outputs = [out.transpose(0, 1) for out in outputs]
-        leaves = [x for x in inputs if x.requires_grad]
-        results[name] = [out.detach().clone() for out in outputs]
-        joined[name] = torch.autograd.grad(outputs, leaves, [grad.clone() for grad in grads])
-    for name in ("liger", "quack"):
-        for got, want in zip(results[name], results["eager"], strict=True):
-            torch.testing.assert_close(got, want)
-    torch.testing.assert_close(joined["quack"][0].transpose(0, 1), joined["eager"][0])
-    dq, dk, dv = joined["liger"]
-    apart = torch.cat((dq.permute(2, 0, 1, 3), dk.permute(2, 0, 1, 3), dv.transpose(0, 1)), dim=2)
-    torch.testing.assert_close(apart.flatten(2), joined["eager"][0])
+    results, (dqkv,) = _run_rotary(case, "quack", grads)
+    wanted, (dqkv_wanted,) = _run_rotary(case, "eager", grads)
+    for got, want in zip((*results, dqkv.transpose(0, 1)), (*wanted, dqkv_wanted), strict=True):
+        torch.testing.assert_close(got, want)
+
+
+def test_liger_s_rotary_does_what_redline_s_does_where_q_and_k_are_apart(monkeypatch):
+    install_libraries(monkeypatch)
+    case = replace(rotary_bench._apart(5, 2, 4, 2, 8), dtype=torch.float32)
+    grads = [torch.randn(5, 2, heads, 8) for heads in (4, 2)]
+    results, gradients = _run_rotary(case, "liger", grads)
+    wanted, gradients_wanted = _run_rotary(case, "eager", grads)
+    turned = [grad.permute(2, 0, 1, 3) for grad in gradients]
+    for got, want in zip((*results, *turned), (*wanted, *gradients_wanted), strict=True):
+        torch.testing.assert_close(got, want)
 
 
 def test_empty_inputs():

@@ -206,8 +206,14 @@ KERNELS = (
     ),
     Kernel(
         "rotary.kernel:_rotary_kernel",
-        {"src": "bf16", "dst": "bf16", "positions": "i64"} | TABLE,
-        HEADS | {"INVERSE": False, "BLOCKS": 5},
+        {"q": "bf16", "q_out": "bf16", "positions": "i64"} | TABLE,
+        HEADS | {"INVERSE": False, "Q_BLOCKS": 5, "K_BLOCKS": 0},
+        2,
+    ),
+    Kernel(
+        "rotary.kernel:_rotary_kernel",
+        {"q": "bf16", "q_out": "bf16", "k": "bf16", "k_out": "bf16"} | TABLE,
+        HEADS | {"INVERSE": True, "Q_BLOCKS": 4, "K_BLOCKS": 1},
         2,
     ),
     Kernel(

@@ -1,34 +1,33 @@
 """Sizes at which rotary embedding is timed: the heads of Llama-3 8B and 1B, 16,384 tokens.
 
-Each provider returns q, k and v, and is sent the gradient of each, as attention makes them: apart, and heads
-after positions. What they move in backward:
+Of a merged projection each provider returns q, k and v, and is sent the gradient of each, as attention makes
+them: apart, and heads after positions. What they move in backward:
 
 - Redline, eager, compile: read the three and write the one gradient of the projection, q and k turned back.
 - quack turns the projection in place and the gradient of the projection too, which autograd joins from the
   three (read and written once), before q and k are turned in it (read and written again).
-- liger turns q and k that are projections of their own, as the models that it patches have them, in place.
-  Their gradients and v's stay apart, so v is neither read nor written: less work than the bytes stated here.
+
+Where q and k are projections of their own, as the models that liger patches have them, liger turns them and
+their gradients in place; the others write new tensors, of as many bytes.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from redline.kernels.bench_case import BenchCase, Loader, Provider, twins
 from redline.kernels.common import split_qkv
-from redline.kernels.rotary.op import rotary_qkv
+from redline.kernels.rotary.op import rotary, rotary_qkv
 
 
 def _liger(head_dim: int) -> Loader:
     def load() -> Provider:
         from liger_kernel.ops.rope import LigerRopeFunction
 
-        def turn(q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
+        def turn(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
             q, k = LigerRopeFunction.apply(q, k, cos, sin, None, 1, head_dim)
-            return q.transpose(1, 2), k.transpose(1, 2), v
+            return q.transpose(1, 2), k.transpose(1, 2)
 
         return turn
 
@@ -48,26 +47,24 @@ def _quack(num_heads: int, num_groups: int, head_dim: int) -> Loader:
     return load
 
 
-def _batch_first(qkv: Tensor, head_dim: int) -> Tensor:
-    S, B, total = qkv.shape
-    return qkv.detach().view(S, B, total // head_dim, head_dim).transpose(0, 1)
+def _batch_first(x: Tensor) -> Tensor:
+    return x.detach().transpose(0, 1).clone(memory_format=torch.contiguous_format)
 
 
-def _adapted(num_heads: int, num_groups: int, head_dim: int) -> dict[str, Any]:
-    """What the libraries take: liger q, k [B, N or G, S, D] and v [B, S, G, D]; quack qkv [B, S, X]."""
+def _for_quack(qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
+    """qkv [B, S, X]."""
+    return _batch_first(qkv).requires_grad_(), cos, sin
 
-    def liger(qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
-        heads = _batch_first(qkv, head_dim)
-        parts = heads.split((num_heads, num_groups, num_groups), dim=2)
-        q, k, v = (part.clone(memory_format=torch.contiguous_format) for part in parts)
-        q, k = q.transpose(1, 2), k.transpose(1, 2)
-        return *(x.requires_grad_() for x in (q, k, v)), cos[None], sin[None]
 
-    def quack(qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
-        own = _batch_first(qkv, head_dim).clone(memory_format=torch.contiguous_format)
-        return own.flatten(2).requires_grad_(), cos, sin
+def _for_liger(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
+    """q, k [B, N or G, S, D]."""
+    return *(_batch_first(x).transpose(1, 2).requires_grad_() for x in (q, k)), cos[None], sin[None]
 
-    return {"liger": liger, "quack": quack}
+
+def _table(S: int, head_dim: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    pair = torch.arange(0, head_dim, 2, device=device, dtype=torch.float64) / head_dim
+    angles = torch.arange(S, device=device)[:, None] * 500000.0**-pair
+    return angles.cos().float(), angles.sin().float()
 
 
 def _case(S: int, B: int, num_heads: int, num_groups: int, head_dim: int) -> BenchCase:
@@ -75,9 +72,7 @@ def _case(S: int, B: int, num_heads: int, num_groups: int, head_dim: int) -> Ben
 
     def make_inputs(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, ...]:
         leaf = torch.randn(S, B, total, device=device, dtype=dtype, requires_grad=True)
-        pair = torch.arange(0, head_dim, 2, device=device, dtype=torch.float64) / head_dim
-        angles = torch.arange(S, device=device)[:, None] * 500000.0**-pair
-        return leaf.view(S, B, total), angles.cos().float(), angles.sin().float()
+        return leaf.view(S, B, total), *_table(S, head_dim, device)
 
     def run(impl: str) -> Provider:
         return lambda qkv, cos, sin: rotary_qkv(
@@ -93,13 +88,36 @@ def _case(S: int, B: int, num_heads: int, num_groups: int, head_dim: int) -> Ben
         providers=twins(
             run("auto"),
             run("reference"),
-            liger=_liger(head_dim),
             quack=_quack(num_heads, num_groups, head_dim),
         ),
         bytes_forward=2 * S * B * turned * 2 + table_bytes,
         bytes_backward=2 * S * B * total * 2 + table_bytes,
-        adapted=_adapted(num_heads, num_groups, head_dim),
+        adapted={"quack": _for_quack},
     )
 
 
-CASES = (_case(8192, 2, 32, 8, 128), _case(8192, 2, 32, 8, 64))
+def _apart(S: int, B: int, num_heads: int, num_groups: int, head_dim: int) -> BenchCase:
+    def make_inputs(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        q, k = (
+            torch.randn(S, B, heads, head_dim, device=device, dtype=dtype, requires_grad=True)
+            for heads in (num_heads, num_groups)
+        )
+        return q, k, *_table(S, head_dim, device)
+
+    def run(impl: str) -> Provider:
+        return lambda q, k, cos, sin: rotary(q, k, cos, sin, rotary_dim=head_dim, impl=impl)  # type: ignore[arg-type]
+
+    num_bytes = 2 * S * B * (num_heads + num_groups) * head_dim * 2 + S * head_dim * 4
+    return BenchCase(
+        op="rotary",
+        name=f"{S} x {B}, q and k apart, heads {num_heads}/{num_groups} x {head_dim}",
+        make_inputs=make_inputs,
+        providers=twins(run("auto"), run("reference"), liger=_liger(head_dim)),
+        bytes_forward=num_bytes,
+        bytes_backward=num_bytes,
+        adapted={"liger": _for_liger},
+        quick=True,
+    )
+
+
+CASES = (_case(8192, 2, 32, 8, 128), _case(8192, 2, 32, 8, 64), _apart(8192, 2, 32, 8, 128))

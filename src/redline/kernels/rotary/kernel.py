@@ -1,7 +1,8 @@
 """Rotary position embedding in Triton: a program turns a block of heads of one token.
 
 Forward on a merged projection works in place on its q and k heads. Backward reads the gradients of q, k and v
-where attention left them and writes the gradient of the merged projection once: no concatenation runs.
+where attention left them and writes the gradient of the merged projection once: no concatenation runs. Where
+q and k are tensors of their own, one launch turns both.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
@@ -91,27 +92,35 @@ def _turn(
 @launchable
 @triton.jit
 def _rotary_kernel(
-    src_ptr, dst_ptr, cos_ptr, sin_ptr, positions_ptr, batch, heads, table_rows, position_s, position_b,
-    src_s, src_b, src_head, dst_s, dst_b, dst_head,
+    q_ptr, q_out_ptr, k_ptr, k_out_ptr, cos_ptr, sin_ptr, positions_ptr, batch, heads, groups, table_rows,
+    position_s, position_b, q_s, q_b, q_head, k_s, k_b, k_head, q_width, k_width, out_head,
     INVERSE: tl.constexpr, INTERLEAVED: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr,
-    BLOCKS: tl.constexpr,
+    Q_BLOCKS: tl.constexpr, K_BLOCKS: tl.constexpr,
     BLOCK_HEADS: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr,
 ):  # fmt: skip
-    """The BLOCKS blocks of a token follow one another, as in memory."""
+    """The blocks of a token follow one another, as in memory; tokens of the outputs are `width` apart."""
+    BLOCKS: tl.constexpr = Q_BLOCKS + K_BLOCKS
     token, block = tl.program_id(0) // BLOCKS, tl.program_id(0) % BLOCKS
     s, b = token // batch, token % batch
-    head = block * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS).to(tl.int64)
     cos, sin = _angles(
         cos_ptr, sin_ptr, positions_ptr, s, b, table_rows, position_s, position_b, HALF, BLOCK_HALF
     )
     if INVERSE:
         sin = -sin
-    src_ptr += s.to(tl.int64) * src_s + b.to(tl.int64) * src_b
-    dst_ptr += s.to(tl.int64) * dst_s + b.to(tl.int64) * dst_b
-    _turn(
-        src_ptr, dst_ptr, src_head, dst_head, head, head < heads, cos, sin,
-        HALF, REST, INTERLEAVED, BLOCK_HEADS, BLOCK_HALF, BLOCK_REST,
-    )  # fmt: skip
+    wide_s, wide_b = s.to(tl.int64), b.to(tl.int64)
+    lane = tl.arange(0, BLOCK_HEADS).to(tl.int64)
+    if K_BLOCKS == 0 or block < Q_BLOCKS:
+        head = block * BLOCK_HEADS + lane
+        _turn(
+            q_ptr + wide_s * q_s + wide_b * q_b, q_out_ptr + token.to(tl.int64) * q_width, q_head, out_head,
+            head, head < heads, cos, sin, HALF, REST, INTERLEAVED, BLOCK_HEADS, BLOCK_HALF, BLOCK_REST,
+        )  # fmt: skip
+    else:
+        head = (block - Q_BLOCKS) * BLOCK_HEADS + lane
+        _turn(
+            k_ptr + wide_s * k_s + wide_b * k_b, k_out_ptr + token.to(tl.int64) * k_width, k_head, out_head,
+            head, head < groups, cos, sin, HALF, REST, INTERLEAVED, BLOCK_HEADS, BLOCK_HALF, BLOCK_REST,
+        )  # fmt: skip
 
 
 @launchable
@@ -158,39 +167,27 @@ def _strides(positions: Tensor | None) -> tuple[int, int]:
     return (0, 0) if positions is None else (positions.stride(0), positions.stride(1))
 
 
-def _rotate(
-    src: Tensor, dst: Tensor, shape: tuple[int, ...], src_strides: tuple[int, ...],
-    dst_strides: tuple[int, ...], rest: int, cos: Tensor, sin: Tensor, positions: Tensor | None,
-    interleaved: bool, inverse: bool,
-) -> None:  # fmt: skip
-    """dst = src turned, both `shape` [S, B, heads] of rows; the same tensor, and no rest, turns in place."""
-    S, B, heads = shape
-    half = cos.shape[1]
-    config = head_config(heads, half, rest)
-    blocks = ceil_div(heads, config.block_heads)
-    _rotary_kernel[(S * B * blocks,)](
-        src, dst, cos, sin, positions, B, heads, cos.shape[0], *_strides(positions), *src_strides,
-        *dst_strides, inverse, interleaved, half, rest, blocks, config.block_heads, config.block_half,
-        config.block_rest, num_warps=config.num_warps,
-    )  # fmt: skip
-
-
 def rotate(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None, interleaved: bool, inverse: bool
 ) -> tuple[Tensor, Tensor]:
     """q [S, B, N, D] and k [S, B, G, D] turned, into new contiguous tensors."""
-    outputs = (contiguous_like(q), contiguous_like(k))
-    if q.numel() == 0:
-        return outputs
-    rest = q.shape[3] - 2 * cos.shape[1]
+    q_out, k_out = contiguous_like(q), contiguous_like(k)
+    S, B, heads, dim = q.shape
+    groups, half = k.shape[2], cos.shape[1]
+    if S * B == 0:
+        return q_out, k_out
+    q, k = unit_stride(q), unit_stride(k)
+    rest = dim - 2 * half
+    config = head_config(groups, half, rest)
+    q_blocks, k_blocks = ceil_div(heads, config.block_heads), ceil_div(groups, config.block_heads)
     with on_device_of(q):
-        for x, dst in zip((q, k), outputs, strict=True):
-            src = unit_stride(x)
-            _rotate(
-                src, dst, x.shape[:3], src.stride()[:3], dst.stride()[:3], rest, cos, sin, positions,
-                interleaved, inverse,
-            )  # fmt: skip
-    return outputs
+        _rotary_kernel[(S * B * (q_blocks + k_blocks),)](
+            q, q_out, k, k_out, cos, sin, positions, B, heads, groups, cos.shape[0], *_strides(positions),
+            *q.stride()[:3], *k.stride()[:3], heads * dim, groups * dim, dim, inverse, interleaved, half,
+            rest, q_blocks, k_blocks, config.block_heads, config.block_half, config.block_rest,
+            num_warps=config.num_warps,
+        )  # fmt: skip
+    return q_out, k_out
 
 
 def rotate_qkv(
@@ -200,9 +197,15 @@ def rotate_qkv(
     if qkv.numel() == 0:
         return
     S, B, width = qkv.shape
-    strides = (B * width, width, dim)
-    with on_device_of(qkv):  # the channels that do not turn are in place already
-        _rotate(qkv, qkv, (S, B, rotated), strides, strides, 0, cos, sin, positions, interleaved, False)
+    half = cos.shape[1]
+    config = head_config(rotated, half, 0)  # the channels that do not turn are in place already
+    blocks = ceil_div(rotated, config.block_heads)
+    with on_device_of(qkv):
+        _rotary_kernel[(S * B * blocks,)](
+            qkv, qkv, None, None, cos, sin, positions, B, rotated, 0, cos.shape[0], *_strides(positions),
+            B * width, width, dim, 0, 0, 0, width, 0, dim, False, interleaved, half, 0, blocks, 0,
+            config.block_heads, config.block_half, config.block_rest, num_warps=config.num_warps,
+        )  # fmt: skip
 
 
 def merge_grad(
