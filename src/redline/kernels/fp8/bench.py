@@ -6,7 +6,8 @@ kernel costs, some 8 us between the events that time it, is then a few percent.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 from redline.kernels.activation_reference import Form
 from redline.kernels.bench_case import LIMITED, BenchCase, Provider, twins
 from redline.kernels.fp8 import block_op, op, reference
+from redline.kernels.fp8.block_reference import SIDE
 
 T, TOKENS, H, F = 8192, 32768, 4096, 14336
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -94,6 +96,16 @@ def _blocks(room: Any, kernel: bool) -> Provider:
     return lambda x, scale, amax: block_op.block_cast(x, E4M3, 128, True, kernel)
 
 
+def _squares(room: Any, kernel: bool) -> Provider:
+    return lambda w, scale, amax: block_op.square_cast(w, E4M3, kernel)
+
+
+def _cut_to_squares(inputs: Sequence[Any], rows: int) -> tuple[Any, ...]:
+    """So many rows of squares: a weight has whole ones."""
+    w, *state = inputs
+    return (w[: rows * SIDE], *state)
+
+
 CASES = (
     _case(f"cast {TOKENS} x {H}", ((TOKENS, H),), _cast(False), 3 * TOKENS * H),
     _case(f"cast, both layouts, {TOKENS} x {H}", ((TOKENS, H),), _cast(True), 4 * TOKENS * H),
@@ -104,6 +116,15 @@ CASES = (
         ((TOKENS, H),),
         _blocks,
         4 * TOKENS * H + TOKENS * H // 16,
+    ),
+    replace(
+        _case(
+            f"cast by squares, both layouts, {2 * F} x {H}",
+            ((2 * F, H),),
+            _squares,
+            8 * F * H + 16 * F * H // SIDE**2,
+        ),
+        cut=_cut_to_squares,
     ),
     _case(f"RMSNorm to fp8, {TOKENS} x {H}", ((TOKENS, H), (H,)), _norm, 3 * TOKENS * H + 2 * H + 4 * TOKENS),
     *(
@@ -124,5 +145,11 @@ CASES = (
         ((T, F), (T, F), (F,)),
         _backward(GELU),
         6 * T * F + 4 * F,
+    ),
+    _case(
+        f"SwiGLU backward to fp8, with its bias, {T} x 2*{F}",
+        ((T, F), (T, 2 * F), (2 * F,)),
+        _backward(SWIGLU),
+        10 * T * F + 8 * F,
     ),
 )
