@@ -31,25 +31,27 @@ ROWS = 1024  # that a variant is checked on, at the case's own width: the form t
 BEST = 2  # of each list, that are timed again and longer
 
 
-def _tiles(
-    shapes: list[tuple[int, int, int]], groups: tuple[int, ...] = (1,), steps: tuple[int, ...] = (1,)
-) -> list[Tile]:
-    return [Tile(*shape, group=group, steps=step) for shape, group, step in product(shapes, groups, steps)]
+def _tiles(shapes: list[tuple[int, int, int]], groups: tuple[int, ...] = (1,)) -> list[Tile]:
+    return [Tile(*shape, group=group) for shape, group in product(shapes, groups)]
 
 
-BACKWARD = [(64, 64, 4), (64, 128, 8), (64, 64, 8), (32, 128, 4), (128, 64, 8), (128, 128, 16)]
+BACKWARD = [(64, 64, 4), (64, 128, 8), (64, 64, 8), (32, 128, 4), (128, 64, 8), (32, 64, 2)]
+SUMS = [(128, 64, 4), (128, 64, 8), (256, 64, 16), (256, 64, 8), (64, 64, 4), (64, 64, 2), (64, 128, 8)]
+PAIRS_OF_SUMS = [(64, 64, 4), (128, 64, 8), (32, 64, 2), (64, 64, 8), (64, 128, 8)]
 TURNS = [(64, 128, 4), (128, 64, 4), (64, 64, 4), (64, 128, 8), (128, 128, 8), (128, 128, 16), (128, 64, 8)]
 BYTES = [(128, 128, 4), (128, 128, 8), (128, 256, 8), (256, 64, 4), (256, 64, 8), (256, 128, 8)]
 BYTES += [(256, 128, 16), (256, 256, 16), (512, 64, 8), (512, 128, 16)]
 BLOCKS = [Tile(128, 128, 8), Tile(128, 128, 16), Tile(128, 256, 8), Tile(256, 128, 8)]
 BLOCKS += [Tile(128, 128, 4, group=group) for group in (1, 4, 8)]
-SUMS = [(64, 64, 4), (64, 64, 8), (64, 128, 8), (128, 64, 8), (32, 64, 2), (64, 32, 2)]
 WHOLE = [(4096, 8, 4), (4096, 8, 3), (4096, 16, 2), (4096, 16, 3), (4096, 4, 4), (8192, 8, 2)]
 VARIANTS: dict[str, list[Tile]] = {  # what is tried on each case of bench.CASES, after the tile in use
     "blocks": BLOCKS,
+    "squares": [Tile(128, 128, warps) for warps in (4, 8, 16)],
     "transpose": _tiles(BYTES, (1, 4)),
-    "biased activation backward": [*_tiles(BACKWARD, (1, 8)), *_tiles(SUMS, (1,), (2, 4, 8))],
+    "biased activation backward": _tiles(SUMS, (1, 2, 8)),
+    "biased gated activation backward": _tiles(PAIRS_OF_SUMS, (1, 2, 8)),
     "activation backward, limited": _tiles(BACKWARD, (1, 8)),
+    "activation backward, not gated": _tiles(BACKWARD, (1, 8)),
     "activation backward": _tiles(BACKWARD, (1, 8)),
     "cast both": _tiles(TURNS, (1, 4)),
     "cast both, wide": _tiles(TURNS, (1, 4)),
@@ -57,16 +59,19 @@ VARIANTS: dict[str, list[Tile]] = {  # what is tried on each case of bench.CASES
     "norm": [Tile(rows, 1, warps, per_sm) for rows, warps, per_sm in WHOLE],
     "cast": _tiles([(2, 4096, 8), (4, 4096, 8), (4, 4096, 16), (8, 1024, 8), (1, 4096, 4)]),
 }
-EXACT = {"blocks"}  # lists whose results are the twin's, bit for bit
+EXACT = {"blocks", "squares"}  # lists whose results are the twin's, bit for bit
 CASES = {
     "cast": f"cast {bench.TOKENS} x {bench.H}",
     "cast both": f"cast, both layouts, {bench.TOKENS} x {bench.H}",
     "cast both, wide": f"cast, both layouts, {bench.T} x {2 * bench.F}",
     "blocks": f"cast by blocks, both layouts, {bench.TOKENS} x {bench.H}",
+    "squares": f"cast by squares, both layouts, {2 * bench.F} x {bench.H}",
     "transpose": f"transpose of fp8, {bench.T} x {bench.F}",
     "norm": f"RMSNorm to fp8, {bench.TOKENS} x {bench.H}",
     "activation": f"SwiGLU to fp8, {bench.T} x 2*{bench.F}",
     "biased activation backward": f"GELU backward to fp8, with its bias, {bench.T} x {bench.F}",
+    "biased gated activation backward": f"SwiGLU backward to fp8, with its bias, {bench.T} x 2*{bench.F}",
+    "activation backward, not gated": f"GELU backward to fp8, {bench.T} x {bench.F}",
     "activation backward, limited": f"SwiGLU backward to fp8, {bench.T} x 2*{bench.F}, limited",
     "activation backward": f"SwiGLU backward to fp8, {bench.T} x 2*{bench.F}",
 }

@@ -25,6 +25,7 @@ class Kernel:
         registers: what a thread is held to, as the launcher does; it must do without local memory.
         tile: which of the casts' TILES is launched: rows, columns, warps and so on are then its own.
         draws: whether every 16-byte load must be on its way before the mask is drawn.
+        ahead: whether it must be before the first exponential is taken.
         odd: arguments that are not divisible by 16, beside ODD.
     """
 
@@ -36,6 +37,7 @@ class Kernel:
     registers: int | None = None
     tile: str | None = None
     draws: bool = False
+    ahead: bool = False
     odd: frozenset[str] = frozenset()
 
 
@@ -271,9 +273,10 @@ KERNELS = (
         Kernel(
             "fp8.turned:_backward_kernel",
             FP8_BACKWARD | pointers,
-            FP8_GATE | form | {"ROWS": rows} | ({} if rows else {"STEPS": 1}),
+            FP8_GATE | form | {"ROWS": rows},
             tile=tile,
-            wide=not odd and tile != "biased activation backward",  # a thread has one column of the bias
+            wide=not odd,
+            ahead=not odd,
             odd=odd,
         )
         for tile, pointers, form in FP8_BACKWARDS
@@ -380,7 +383,6 @@ def compile_for_hopper(kernel: Kernel) -> bytes:
             "BLOCK_ROWS": tile.rows,
             "BLOCK_COLS": tile.cols,
             "GROUP": tile.group,
-            "STEPS": tile.steps,
         } | given
     signature: dict[str, str] = {}
     constants: dict[tuple[int], Any] = {}
@@ -419,6 +421,8 @@ def faults(kernel: Kernel, cubin: bytes) -> list[str]:
     if kernel.wide:
         found += sorted(set(re.findall(r"\b(?:LDG|STG)[.\w]*\.U16\b", listing)))
         found += [] if re.search(r"\bSTG\.E\.128\b", listing) else ["no STG.E.128"]
+    if kernel.ahead and "LDG.E.128" in listing.partition("MUFU.EX2")[2]:
+        found += ["a load behind the first exponential"]
     if kernel.draws:  # the first product of a draw waits for nothing, so some may stand anywhere
         early, late = listing.rsplit("LDG.E.128", 1)
         products = [len(re.findall("IMAD.* -0x2daee0ad|IMAD.* -0x326172a9", part)) for part in (early, late)]

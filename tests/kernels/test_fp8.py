@@ -105,13 +105,10 @@ def test_every_order_of_tiles_takes_each_once(device, monkeypatch, group, per_sm
     """In groups of rows, the last one smaller; by programs that take several; what is fetched ahead."""
     kernel = pytest.importorskip("redline.kernels.fp8.kernel")
     for name, size in (("cast", (16, 32)), ("norm", (64, 1))):
-        monkeypatch.setitem(kernel.TILES, name, kernel.Tile(*size, 4, per_sm, group))
-    steps = per_sm + 1
+        monkeypatch.setitem(kernel.TILES, name, kernel.Tile(*size, 4, per_sm))
     for name in kernel.TILES:
-        if "backward" in name:
-            monkeypatch.setitem(kernel.TILES, name, kernel.Tile(16, 32, 4, group=group, steps=steps))
-    for name in ("cast both", "transpose"):
-        monkeypatch.setitem(kernel.TILES, name, kernel.Tile(16, 32, 4, group=group))
+        if "backward" in name or name in ("cast both", "transpose"):
+            monkeypatch.setitem(kernel.TILES, name, kernel.Tile(16, 32, 4, group=group))
     monkeypatch.setattr("redline.kernels.fp8.tiles.num_sms", lambda _: 2)
     x, weight, s = tensor(device, 107, 70), tensor(device, 1, 70, 1)[0], one(device, 8.0)
     want, want_t = reference.cast(x, s, one(device, 0.0), E4M3, True, True)

@@ -140,6 +140,7 @@ CASES = (
             ),
         )
     ),
+    _case(f"GELU backward to fp8, {T} x {F}", ((T, F), (T, F)), _backward(GELU), 6 * T * F),
     _case(
         f"GELU backward to fp8, with its bias, {T} x {F}",
         ((T, F), (T, F), (F,)),

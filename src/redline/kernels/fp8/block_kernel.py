@@ -17,7 +17,7 @@ from torch import Tensor
 
 from redline.kernels.common import on_device_of
 from redline.kernels.fp8.block_reference import SIDE, TOP, Blocks, padded_rows, padded_squares
-from redline.kernels.fp8.device import four_rows, fp8, limit_of, store_four_rows, store_turned, tile_at, words
+from redline.kernels.fp8.device import corner, four_rows, fp8, limit_of, store_four_rows, store_turned, words
 from redline.kernels.fp8.kernel import near_rows
 from redline.kernels.fp8.tiles import TILES
 from redline.kernels.launch import launchable
@@ -186,8 +186,7 @@ def _block_cast_kernel(
     TOP_EXPONENT: tl.constexpr, MAX: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    tile, strip = tile_at(tl.program_id(0), padded, cols, BLOCK_ROWS, BLOCK_COLS, GROUP)
-    first_row, first_col = tile * BLOCK_ROWS, strip * BLOCK_COLS
+    first_row, first_col = corner(BLOCK_ROWS, BLOCK_COLS, GROUP)
     rows_here, cols_here = (rows - first_row).to(tl.int32), (cols - first_col).to(tl.int32)
     left = (padded - first_row).to(tl.int32)
     word, lane, col = tl.arange(0, BLOCK_ROWS // 4), tl.arange(0, BLOCK_ROWS), tl.arange(0, BLOCK_COLS)
@@ -235,12 +234,12 @@ def _block_cast_kernel(
 @triton.jit
 def _square_cast_kernel(
     w_ptr, q_ptr, inverse_ptr, qt_ptr, inverse_t_ptr, rows, cols, inverse_stride, inverse_t_stride,
-    TOP_EXPONENT: tl.constexpr, MAX: tl.constexpr, SIZE: tl.constexpr, GROUP: tl.constexpr,
+    TOP_EXPONENT: tl.constexpr, MAX: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    block, strip = tile_at(tl.program_id(0), rows, cols, SIZE, SIZE, GROUP)
+    first_row, first_col = corner(SIZE, SIZE, 1)
     word, col = tl.arange(0, SIZE // 4), tl.arange(0, SIZE)
     row = word * 4
-    w_ptr += block * SIZE * cols + strip * SIZE
+    w_ptr += first_row * cols + first_col
     a, b, c, d = four_rows(w_ptr, row, cols, col, SIZE, SIZE)
     largest = tl.max(_largest_size(a, b, c, d, MAX))
     scale = _scale(largest, TOP_EXPONENT)
@@ -248,12 +247,12 @@ def _square_cast_kernel(
     b = fp8(b, scale, MAX, q_ptr)
     c = fp8(c, scale, MAX, q_ptr)
     d = fp8(d, scale, MAX, q_ptr)
-    q_ptr += block * SIZE * cols + strip * SIZE
+    q_ptr += first_row * cols + first_col
     store_four_rows(q_ptr, a, b, c, d, row, cols, col, SIZE, SIZE)
     wide = rows // 4
-    qt_ptr = qt_ptr.to(tl.pointer_type(tl.int32)) + strip * SIZE * wide + block * (SIZE // 4)
+    qt_ptr = qt_ptr.to(tl.pointer_type(tl.int32)) + first_col * wide + first_row // 4
     store_turned(qt_ptr, words(a, b, c, d, MAX), word, wide, col, SIZE // 4, SIZE)
-    inverse = _inverse(largest, TOP_EXPONENT)
+    inverse, block, strip = _inverse(largest, TOP_EXPONENT), first_row // SIZE, first_col // SIZE
     tl.store(inverse_ptr + block * inverse_stride + strip, inverse)
     tl.store(inverse_t_ptr + strip * inverse_t_stride + block, inverse)
 
@@ -273,7 +272,7 @@ def block_cast(x: Tensor, dtype: torch.dtype, block: int, columns: bool) -> Bloc
     if x.numel():
         tile = TILES["blocks"]
         with on_device_of(x):
-            _block_cast_kernel[tile.grid(padded, cols, x)](
+            _block_cast_kernel[tile.groups(padded, cols)](
                 x, *straight, *turned, rows, padded, cols, x.stride(0), TOP[dtype], limit_of(dtype, x),
                 columns, block, tile.rows, tile.cols, tile.group, num_warps=tile.warps,
             )  # fmt: skip
@@ -290,8 +289,8 @@ def square_cast(w: Tensor, dtype: torch.dtype) -> Blocks:
     if w.numel():
         tile = TILES["squares"]
         with on_device_of(w):
-            _square_cast_kernel[tile.grid(rows, cols, w)](
+            _square_cast_kernel[tile.groups(rows, cols)](
                 w, q, inverse, qt, inverse_t, rows, cols, inverse.stride(0), inverse_t.stride(0),
-                TOP[dtype], limit_of(dtype, w), tile.rows, tile.group, num_warps=tile.warps,
+                TOP[dtype], limit_of(dtype, w), tile.rows, num_warps=tile.warps,
             )  # fmt: skip
     return q, inverse, qt, inverse_t

@@ -149,23 +149,37 @@ def words(a, b, c, d, MAX: tl.constexpr):
 
 
 @triton.jit
-def tile_at(tile, rows, cols, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr, GROUP: tl.constexpr):
-    """Which tile of rows and which of columns it is, in 64 bits, GROUP rows of tiles being taken together."""
+def place(tile, cols, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr):
+    """(rows [BLOCK_ROWS], columns [BLOCK_COLS]) of a tile, in 64 bits."""
     strips = tl.cdiv(cols, BLOCK_COLS)
-    first = tile // (strips * GROUP) * GROUP
-    within = tile - first * strips
-    if GROUP > 1:  # a division is some 20 instructions, which loads wait for
-        height = tl.minimum(tl.cdiv(rows, BLOCK_ROWS) - first, GROUP)
-        strip = within // height
-        first, within = first + within - strip * height, strip
-    return first.to(tl.int64), within.to(tl.int64)
+    block = tile // strips
+    first_row, first_col = block.to(tl.int64) * BLOCK_ROWS, (tile - block * strips).to(tl.int64) * BLOCK_COLS
+    return first_row + tl.arange(0, BLOCK_ROWS), first_col + tl.arange(0, BLOCK_COLS)
 
 
 @triton.jit
-def place(tile, rows, cols, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr, GROUP: tl.constexpr):
-    """(rows [BLOCK_ROWS], columns [BLOCK_COLS]) of a tile, in 64 bits."""
-    block, strip = tile_at(tile, rows, cols, BLOCK_ROWS, BLOCK_COLS, GROUP)
-    return block * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS), strip * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
+def corner(BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr, GROUP: tl.constexpr):
+    """The first row and column, in 64 bits, of a program's tile in the grid of Tile.groups.
+
+    Nothing is divided, which would be some 20 instructions that loads wait for.
+    """
+    strip, block = tl.program_id(0), tl.program_id(1)
+    if GROUP > 1:
+        block = block * GROUP + strip % GROUP
+        strip = strip // GROUP
+    return (block * BLOCK_ROWS).to(tl.int64), (strip * BLOCK_COLS).to(tl.int64)
+
+
+@triton.jit
+def largest_magnitude(x):
+    """The largest of x [R, C], which has no NaN, by absolute value, in fp32. Of a warp's integers one
+    instruction takes the largest."""
+    if x.dtype == tl.bfloat16:
+        top = tl.max(x.to(tl.int16, bitcast=True).to(tl.int32) & 0x7FFF)
+        y = (top << 16).to(tl.float32, bitcast=True)
+    else:
+        y = tl.max(tl.abs(x.to(tl.float32)))
+    return y
 
 
 @triton.jit

@@ -31,14 +31,13 @@ WIDE = 16  # columns: rows of both layouts leave as words only where they begin 
 @triton.jit
 def _cast_kernel(
     x_ptr, scale_ptr, amax_ptr, q_ptr, rows, cols, x_stride,
-    MAX: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr, GROUP: tl.constexpr,
+    MAX: tl.constexpr, ROWS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
 ):  # fmt: skip
     scale = tl.load(scale_ptr)
     tiles = tl.cdiv(rows, BLOCK_ROWS) * tl.cdiv(cols, BLOCK_COLS)
     largest = 0.0
     for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0)):
-        row, col = place(tile, rows, cols, BLOCK_ROWS, BLOCK_COLS, GROUP)
+        row, col = place(tile, cols, BLOCK_ROWS, BLOCK_COLS)
         mask = (row < rows)[:, None] & (col < cols)[None, :]
         at = x_ptr + (row * x_stride)[:, None] + col[None, :]
         x = tl.load(at, mask=mask, other=0.0).to(tl.float32)
@@ -145,14 +144,14 @@ def cast(
     shape = rows, cols, x.stride(0)
     with on_device_of(x):
         if columns_wanted:
-            _cast_both_kernel[tile.grid(rows, cols, x)](
+            _cast_both_kernel[tile.groups(rows, cols)](
                 x, scale, amax, q, qt, *shape, qt.shape[1], limit_of(dtype, x),
                 rows_wanted and not turned_back, tile.rows, tile.cols, tile.group, num_warps=tile.warps,
             )  # fmt: skip
         else:
             _cast_kernel[tile.grid(rows, cols, x)](
                 x, scale, amax, q, *shape, limit_of(dtype, x), rows_wanted, tile.rows, tile.cols,
-                tile.group, num_warps=tile.warps,
+                num_warps=tile.warps,
             )  # fmt: skip
     return _turned_back(qt, rows) if turned_back else q, qt
 
@@ -171,7 +170,7 @@ def transpose(q: Tensor) -> Tensor:
         return qt
     tile = TILES["transpose"]
     with on_device_of(q):  # bytes are moved, not numbers
-        _transpose_kernel[tile.grid(rows, cols, q)](
+        _transpose_kernel[tile.groups(rows, cols)](
             q.view(torch.uint8), qt.view(torch.uint8), rows, cols, q.stride(0), qt.shape[1],
             limit_of(q.dtype, q), tile.rows, tile.cols, tile.group, num_warps=tile.warps,
         )  # fmt: skip
@@ -261,14 +260,14 @@ def activation_cast_backward(
     dbias = (x if bias is None else bias).new_empty(width if wanted else 0)
     if x.numel() == 0:
         return q.view(rows, width), qt, dbias.zero_()
-    tile = backward_tile(gated, bias is not None, not turned_back)
-    blocks = ceil_div(rows, tile.rows * tile.steps)
+    tile = backward_tile(gated, bias is not None)
+    blocks = ceil_div(rows, tile.rows)
     partial = None if bias is None else x.new_empty((blocks, width), dtype=torch.float32)
     with on_device_of(x):
-        _backward_kernel[tile.grid(rows, cols, x)](
+        _backward_kernel[tile.groups(rows, cols)](
             dy, x, bias, scale, amax, q, qt, partial, rows, cols, dy.stride(0), x.stride(0), qt.shape[1],
             kind, gated, clamp, offset, limit_of(dtype, x), not turned_back, tile.rows, tile.cols, tile.group,
-            tile.steps, num_warps=tile.warps,
+            num_warps=tile.warps,
         )  # fmt: skip
         if partial is not None:
             column_sums(Sum.of(partial, dbias, main_grad))
