@@ -44,9 +44,9 @@ TILES = {
     "cast both": Tile(128, 128, 8),
     "transpose": Tile(256, 128, 16),
     "activation": Tile(4, 1024, 4),
-    "activation backward": Tile(32, 128, 4, group=8),
-    "biased activation backward": Tile(128, 64, 8),  # high, so that few sums are left to add up
-    "biased gated activation backward": Tile(64, 64, 4, group=8),
+    "activation backward": Tile(128, 64, 8),
+    "biased activation backward": Tile(128, 64, 8, group=2),
+    "biased gated activation backward": Tile(64, 64, 4, group=2),
     "blocks": Tile(128, 128, 4),  # whole blocks both ways, of either size
     "squares": Tile(128, 128, 8),
     "norm": Tile(4096, 1, 8, per_sm=4),  # elements of whole rows
