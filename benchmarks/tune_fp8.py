@@ -40,14 +40,14 @@ SUMS = [(128, 64, 4), (128, 64, 8), (256, 64, 16), (256, 64, 8), (64, 64, 4), (6
 PAIRS_OF_SUMS = [(64, 64, 4), (128, 64, 8), (32, 64, 2), (64, 64, 8), (64, 128, 8)]
 TURNS = [(64, 128, 4), (128, 64, 4), (64, 64, 4), (64, 128, 8), (128, 128, 8), (128, 128, 16), (128, 64, 8)]
 BYTES = [(128, 128, 4), (128, 128, 8), (128, 256, 8), (256, 64, 4), (256, 64, 8), (256, 128, 8)]
-BYTES += [(256, 128, 16), (256, 256, 16), (512, 64, 8), (512, 128, 16)]
+BYTES += [(256, 128, 4), (256, 128, 16), (128, 256, 16), (256, 256, 16), (512, 64, 8), (512, 128, 16)]
 BLOCKS = [Tile(128, 128, 8), Tile(128, 128, 16), Tile(128, 256, 8), Tile(256, 128, 8)]
 BLOCKS += [Tile(128, 128, 4, group=group) for group in (1, 4, 8)]
 WHOLE = [(4096, 8, 4), (4096, 8, 3), (4096, 16, 2), (4096, 16, 3), (4096, 4, 4), (8192, 8, 2)]
 VARIANTS: dict[str, list[Tile]] = {  # what is tried on each case of bench.CASES, after the tile in use
     "blocks": BLOCKS,
     "squares": [Tile(128, 128, warps) for warps in (4, 8, 16)],
-    "transpose": _tiles(BYTES, (1, 4)),
+    "transpose": _tiles(BYTES, (0, 1)),
     "biased activation backward": _tiles(SUMS, (1, 2, 8)),
     "biased gated activation backward": _tiles(PAIRS_OF_SUMS, (1, 2, 8)),
     "activation backward, limited": _tiles(BACKWARD, (1, 8)),

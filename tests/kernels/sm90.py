@@ -260,14 +260,20 @@ KERNELS = (
         )
         for rows in (True, False)
     ),
-    Kernel("fp8.turned:_transpose_kernel", {"q": "u8", "qt": "u8"}, {"MAX": 0.0}, tile="transpose"),
-    Kernel(
-        "fp8.turned:_transpose_kernel",
-        {"q": "u8", "qt": "u8"},
-        {"MAX": 0.0},
-        tile="transpose",
-        wide=False,
-        odd=ODD_ROWS | {"cols"},
+    *(
+        Kernel(
+            "fp8.turned:_transpose_kernel",
+            {"q": "u8", "qt": "u8"},
+            {"MAX": 0.0, "WHOLE": tile == "transpose"},
+            tile=tile,
+            wide=not odd,
+            odd=odd,
+        )
+        for tile, odd in (
+            ("transpose", frozenset[str]()),
+            ("ragged transpose", frozenset[str]()),
+            ("ragged transpose", ODD_ROWS | {"cols"}),
+        )
     ),
     *(
         Kernel(

@@ -92,22 +92,23 @@ def test_amax_only_rises(device):
     assert amax.item() == 100.0
 
 
-@pytest.mark.parametrize("size", [(50, 48), (16, 33)])
+@pytest.mark.parametrize("size", [(50, 48), (16, 33), (256, 128)])
 def test_transpose_pads_with_zeros(device, size):
+    """The last is a whole tile, which goes without masks."""
     q = tensor(device, *size).to(E5M2)
     assert same(fp8.transpose(q, True), reference.transposed(q))
     assert same(fp8.transpose(q[1:, 16:], True), reference.transposed(q[1:, 16:]))
 
 
-@pytest.mark.parametrize("group", [1, 3])
+@pytest.mark.parametrize("group", [0, 1, 3])
 @pytest.mark.parametrize("per_sm", [0, 1])
 def test_every_order_of_tiles_takes_each_once(device, monkeypatch, group, per_sm):
-    """In groups of rows, the last one smaller; by programs that take several; what is fetched ahead."""
+    """By columns; in groups of rows, the last one smaller; by programs of several; what is fetched ahead."""
     kernel = pytest.importorskip("redline.kernels.fp8.kernel")
     for name, size in (("cast", (16, 32)), ("norm", (64, 1))):
         monkeypatch.setitem(kernel.TILES, name, kernel.Tile(*size, 4, per_sm))
     for name in kernel.TILES:
-        if "backward" in name or name in ("cast both", "transpose"):
+        if "backward" in name or "transpose" in name or name == "cast both":
             monkeypatch.setitem(kernel.TILES, name, kernel.Tile(16, 32, 4, group=group))
     monkeypatch.setattr("redline.kernels.fp8.tiles.num_sms", lambda _: 2)
     x, weight, s = tensor(device, 107, 70), tensor(device, 1, 70, 1)[0], one(device, 8.0)
@@ -116,6 +117,8 @@ def test_every_order_of_tiles_takes_each_once(device, monkeypatch, group, per_sm
         q, qt = fp8.cast(x, s, one(device, 0.0), E4M3, True, columns, True)
         assert same(q, want) and (not columns or same(qt, want_t))
     assert same(fp8.transpose(want, True), want_t)
+    whole = want[:96, :64].contiguous()
+    assert same(fp8.transpose(whole, True), reference.transposed(whole))
     found, wanted = one(device, 0.0), one(device, 0.0)
     options = (weight, None, False, 1e-5, False, s)
     q, _, rstd = fp8.norm_cast(x, *options, found, E4M3, True)

@@ -164,7 +164,9 @@ def corner(BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr, GROUP: tl.constex
     Nothing is divided, which would be some 20 instructions that loads wait for.
     """
     strip, block = tl.program_id(0), tl.program_id(1)
-    if GROUP > 1:
+    if GROUP == 0:
+        strip, block = block, strip
+    elif GROUP > 1:
         block = block * GROUP + strip % GROUP
         strip = strip // GROUP
     return (block * BLOCK_ROWS).to(tl.int64), (strip * BLOCK_COLS).to(tl.int64)
@@ -184,10 +186,12 @@ def largest_magnitude(x):
 
 @triton.jit
 def row_of(ptr, row, stride, col, rows, cols):
-    """Columns `col` [C] of rows `row` [R] in their own dtype, 0 where there are none."""
-    mask = (row < rows)[:, None] & (col < cols)[None, :]
+    """Columns `col` [C] of rows `row` [R] in their own dtype, 0 where there are none. No `rows`: all are."""
+    mask, other = None, None
+    if rows is not None:
+        mask, other = (row < rows)[:, None] & (col < cols)[None, :], 0.0
     at = ptr + (row * stride)[:, None] + col[None, :]
-    return tl.load(at, mask=mask, other=0.0)
+    return tl.load(at, mask=mask, other=other)
 
 
 @triton.jit
@@ -217,8 +221,10 @@ def store_four_rows(ptr, a, b, c, d, row, stride, col, rows, cols):
 
 @triton.jit
 def store_turned(ptr, word_RC, word, stride, col, words_here, cols):
-    """Words [R, C] as rows `col` of a matrix of words."""
-    mask = (col < cols)[:, None] & (word < words_here)[None, :]
+    """Words [R, C] as rows `col` of a matrix of words. No `words_here`: all have their place."""
+    mask = None
+    if words_here is not None:
+        mask = (col < cols)[:, None] & (word < words_here)[None, :]
     tl.store(ptr + (col * stride)[:, None] + word[None, :], tl.trans(word_RC), mask=mask)
 
 

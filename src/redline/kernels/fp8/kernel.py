@@ -169,10 +169,13 @@ def transpose(q: Tensor) -> Tensor:
     if q.numel() == 0:
         return qt
     tile = TILES["transpose"]
+    whole = not any((rows % tile.rows, cols % tile.cols, q.stride(0) % WIDE, q.data_ptr() % WIDE))
+    if not whole:
+        tile = TILES["ragged transpose"]
     with on_device_of(q):  # bytes are moved, not numbers
         _transpose_kernel[tile.groups(rows, cols)](
             q.view(torch.uint8), qt.view(torch.uint8), rows, cols, q.stride(0), qt.shape[1],
-            limit_of(q.dtype, q), tile.rows, tile.cols, tile.group, num_warps=tile.warps,
+            limit_of(q.dtype, q), whole, tile.rows, tile.cols, tile.group, num_warps=tile.warps,
         )  # fmt: skip
     return qt
 

@@ -13,8 +13,8 @@ from redline.kernels.common import ceil_div, next_power_of_2, num_sms
 class Tile:
     """Rows and columns that a program takes at a time, its warps, and programs an SM (0: one a tile).
 
-    What writes both layouts takes tiles by rows of `group` of them: what these write transposed then lies
-    side by side.
+    What writes q^T takes tiles by rows of `group` of them (0: by columns of tiles): what these write
+    transposed then lies side by side.
     """
 
     rows: int
@@ -36,8 +36,10 @@ class Tile:
     def groups(self, rows: int, cols: int) -> tuple[int, int]:
         """Programs of a tile each, as device.corner counts them; some of the last group may have no rows.
 
-        A GPU takes 65,535 groups: more than 4 million rows.
+        A GPU takes 65,535 groups: more than 4 million rows (or columns, where the tiles go by these).
         """
+        if self.group == 0:
+            return ceil_div(rows, self.rows), ceil_div(cols, self.cols)
         return ceil_div(cols, self.cols) * self.group, ceil_div(rows, self.rows * self.group)
 
 
@@ -45,7 +47,8 @@ class Tile:
 TILES = {
     "cast": Tile(2, 4096, 8),
     "cast both": Tile(128, 128, 8),
-    "transpose": Tile(256, 128, 16),
+    "transpose": Tile(256, 128, 4, group=0),
+    "ragged transpose": Tile(256, 128, 8, group=0),  # masks and bytes read alone take registers
     "activation": Tile(4, 1024, 4),
     "activation backward": Tile(128, 64, 8),
     "biased activation backward": Tile(128, 64, 8, group=2),

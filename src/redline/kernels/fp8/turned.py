@@ -83,15 +83,18 @@ def _cast_both_kernel(
 @launchable
 @triton.jit
 def _transpose_kernel(
-    q_ptr, qt_ptr, rows, cols, q_stride, t_stride, MAX: tl.constexpr,
+    q_ptr, qt_ptr, rows, cols, q_stride, t_stride, MAX: tl.constexpr, WHOLE: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
+    """WHOLE: every tile is, and masks would take the registers of a thread with many rows."""
     first_row, first_col = corner(BLOCK_ROWS, BLOCK_COLS, GROUP)
-    rows_here, cols_here = (rows - first_row).to(tl.int32), (cols - first_col).to(tl.int32)
     word, col = tl.arange(0, BLOCK_ROWS // 4), tl.arange(0, BLOCK_COLS)
     wide = t_stride // 4
     qt_ptr = qt_ptr.to(tl.pointer_type(tl.int32)) + first_col * wide + first_row // 4
-    words_here = (wide - first_row // 4).to(tl.int32)
+    rows_here, cols_here, words_here = None, None, None
+    if not WHOLE:
+        rows_here, cols_here = (rows - first_row).to(tl.int32), (cols - first_col).to(tl.int32)
+        words_here = (wide - first_row // 4).to(tl.int32)
     q_ptr += first_row * q_stride + first_col
     a, b, c, d = four_rows(q_ptr, word * 4, q_stride, col, rows_here, cols_here)
     store_turned(qt_ptr, words(a, b, c, d, MAX), word, wide, col, words_here, cols_here)
