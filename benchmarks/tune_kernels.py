@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from redline.bench.gate import draw
 from redline.bench.kernels import QUICK, Call, cases_of
 from redline.bench.turns import CACHE_BYTES
 from redline.files import write_json_atomic
@@ -38,7 +39,7 @@ Choice = tuple[str, str, str, dict[str, Any]]  # operator, in words, module, wha
 
 def kernel_times(case: BenchCase, device: torch.device) -> list[tuple[str, float]]:
     """(kernel, median us) in the order of launch, of a forward and backward with a cold L2 cache."""
-    call = Call(case, "fused", case.providers["fused"](), device)
+    call = Call(case.providers["fused"](), draw(case, device))
     cache = torch.empty(CACHE_BYTES, dtype=torch.int8, device=device)
     for _ in range(3):
         call.both()

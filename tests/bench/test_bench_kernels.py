@@ -68,6 +68,18 @@ def test_inputs_are_drawn_alike_but_apart():
     assert torch.equal(first[0], second[0]) and first[0] is not second[0]
 
 
+def test_who_changes_its_inputs_has_its_own():
+    """The others read the same memory, so that none has the better place in it."""
+    case, device = norm_case(lambda x, w: x + w), torch.device("cpu")
+    providers = {name: case.providers[name]() for name in ("fused", "eager")}
+    calls = bench_kernels._calls(case, providers, device)
+    assert calls["fused"]._inputs[0] is calls["eager"]._inputs[0]
+    apart = bench_kernels._calls(replace(case, own_inputs=True), providers, device)
+    pairs = [(apart[name]._inputs[0], calls[name]._inputs[0]) for name in providers]
+    assert all(torch.equal(own, shared) and own is not shared for own, shared in pairs)
+    assert pairs[0][0] is not pairs[1][0]
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_a_good_operator_passes(dtype, kernel_device):
     gate = check(norm_case(lambda x, w: rms_norm(x, w, 1e-5), dtype), torch.device(kernel_device))

@@ -136,7 +136,7 @@ def bench_case(case: BenchCase, device: torch.device, effort: Effort, copy_rate:
     if not gate.passed:
         return row
     providers, missing = _load(case, effort)
-    calls = {name: Call(case, name, provider, device) for name, provider in providers.items()}
+    calls = _calls(case, providers, device)
     rates: dict[str, dict[str, Any]] = {name: {"error": why} for name, why in missing.items()}
     for name in list(calls):
         if error := _warm_up(calls[name], effort):
@@ -177,12 +177,11 @@ def _said(error: Exception) -> str:
 
 
 class Call:
-    """One provider on inputs of its own, ready to be called again and again."""
+    """One provider on its inputs, ready to be called again and again."""
 
-    def __init__(self, case: BenchCase, name: str, provider: Provider, device: torch.device) -> None:
-        self._provider = provider
-        self._inputs = case.inputs_of(name, draw(case, device))
-        self._wanted = differentiable(self._inputs)
+    def __init__(self, provider: Provider, inputs: tuple[Any, ...]) -> None:
+        self._provider, self._inputs = provider, inputs
+        self._wanted = differentiable(inputs)
         self._upstream: list[Tensor] = []
 
     def forward(self) -> list[Tensor]:
@@ -197,6 +196,15 @@ class Call:
         if not self._upstream:
             self._upstream = upstream_of(outputs)
         torch.autograd.grad(outputs, self._wanted, self._upstream, allow_unused=True)
+
+
+def _calls(case: BenchCase, providers: dict[str, Provider], device: torch.device) -> dict[str, Call]:
+    """Each provider on the inputs that it is timed on."""
+    shared = None if case.own_inputs else draw(case, device)
+    return {
+        name: Call(provider, case.inputs_of(name, draw(case, device) if shared is None else shared))
+        for name, provider in providers.items()
+    }
 
 
 def _warm_up(call: Call, effort: Effort) -> str | None:

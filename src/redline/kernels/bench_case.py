@@ -22,6 +22,8 @@ class BenchCase:
         make_inputs: (device, dtype) -> the positional arguments of every provider, random. Those that require
             a gradient are differentiated; a fresh call gives fresh tensors. A provider may change its inputs
             (rotary works in place), so each is checked on inputs of its own, drawn after the same seed.
+        own_inputs: whether each provider is timed on inputs of its own too, as one needs that changes what it
+            is given. The others share theirs: where a tensor lies in memory makes 1% of a kernel's time.
         providers: name -> loader. A loader takes nothing and returns the callable that is timed as
             `callable(*make_inputs(...))`, giving a tensor or a tuple of tensors (all differentiable); it
             raises ImportError where its package is missing. Names: "fused", "eager" (the room's reference),
@@ -49,6 +51,7 @@ class BenchCase:
     dtype: torch.dtype = torch.bfloat16
     gradient_roundings: int = 1
     quick: bool = False
+    own_inputs: bool = False
     adapted: Mapping[str, Callable[..., tuple[Any, ...]]] = field(default_factory=dict)
     cut: Callable[[Sequence[Any], int], tuple[Any, ...]] | None = None
 

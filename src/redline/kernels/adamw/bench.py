@@ -81,6 +81,7 @@ def _case(name: str, bytes_each: float, main: str, moments: torch.dtype) -> Benc
         bytes_forward=round(bytes_each * SIZE),
         dtype=torch.float32 if main == "none" else torch.bfloat16,
         cut=_cut,
+        own_inputs=True,
     )
 
 

@@ -49,6 +49,7 @@ def _case(tokens: int, vocab: int) -> BenchCase:
         ),
         bytes_forward=tokens * vocab * 2 + tokens * (8 + 4 + 4),
         bytes_backward=2 * tokens * vocab * 2 + tokens * (8 + 4 + 4),
+        own_inputs=True,
     )
 
 

@@ -67,6 +67,7 @@ def _case(tokens: int, hidden_size: int, vocab: int, quick: bool = False) -> Ben
         bytes_backward=0,
         flops=6 * tokens * hidden_size * vocab,
         quick=quick,
+        own_inputs=True,
     )
 
 

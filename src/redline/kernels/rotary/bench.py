@@ -93,6 +93,7 @@ def _case(S: int, B: int, num_heads: int, num_groups: int, head_dim: int) -> Ben
         bytes_forward=2 * S * B * turned * 2 + table_bytes,
         bytes_backward=2 * S * B * total * 2 + table_bytes,
         adapted={"quack": _for_quack},
+        own_inputs=True,
     )
 
 
