@@ -180,7 +180,7 @@ def _store_inverse(
 
 
 @launchable
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])  # turned.py says why
 def _block_cast_kernel(
     x_ptr, q_ptr, inverse_ptr, qt_ptr, inverse_t_ptr, rows, padded, cols, x_stride,
     TOP_EXPONENT: tl.constexpr, MAX: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,

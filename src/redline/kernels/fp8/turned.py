@@ -6,7 +6,9 @@ stand along T', whose padding to a multiple of 16 is written as zeros.
 
 Rows leave as words too, so C must be a multiple of 16 for both layouts: where single bytes were stored beside
 words of the same values, ptxas 12.8 lost the bytes' registers and stored others (tests/kernels/sm90.py looks
-for that in every kernel). Of another C the launchers of kernel.py have q^T made here, and turn it back.
+for that in every kernel). Of another C the launchers of kernel.py have q^T made here, and turn it back. ptxas
+lost them too where Triton made a constant of one row, which leaves three of four rows to be zeros: so `rows`
+is no argument to specialise on.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
@@ -60,7 +62,7 @@ def _store_both(
 
 
 @launchable
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _cast_both_kernel(
     x_ptr, scale_ptr, amax_ptr, q_ptr, qt_ptr, rows, cols, x_stride, t_stride,
     MAX: tl.constexpr, ROWS: tl.constexpr,
@@ -133,7 +135,7 @@ def _sum_of(a, b, c, d, MAX: tl.constexpr):
 
 
 @launchable
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _backward_kernel(
     dy_ptr, x_ptr, bias_ptr, scale_ptr, amax_ptr, q_ptr, qt_ptr, partial_ptr,
     rows, cols, dy_stride, x_stride, t_stride,

@@ -43,6 +43,11 @@ def head_config(num_heads: int, half: int, rest: int) -> HeadConfig:
     return HeadConfig(block_heads, block_half, next_power_of_2(rest) if rest else 0, warps)
 
 
+def _both_config(heads: int, groups: int, half: int, rest: int) -> HeadConfig:
+    """Of q and k together: blocks that divide the heads of k, unless these are too few for the q beside."""
+    return head_config(groups if groups >= 4 else heads, half, rest)
+
+
 @triton.jit
 def _angles(
     cos_ptr, sin_ptr, positions_ptr, s, b, table_rows, position_s, position_b,
@@ -178,7 +183,7 @@ def rotate(
         return q_out, k_out
     q, k = unit_stride(q), unit_stride(k)
     rest = dim - 2 * half
-    config = head_config(groups, half, rest)
+    config = _both_config(heads, groups, half, rest)
     q_blocks, k_blocks = ceil_div(heads, config.block_heads), ceil_div(groups, config.block_heads)
     with on_device_of(q):
         _rotary_kernel[(S * B * (q_blocks + k_blocks),)](
@@ -219,7 +224,7 @@ def merge_grad(
         return dqkv
     dq, dk, dv = unit_stride(dq), unit_stride(dk), unit_stride(dv)
     rest = dim - 2 * half
-    config = head_config(groups, half, rest)
+    config = _both_config(heads, groups, half, rest)
     q_blocks, k_blocks = (ceil_div(n, config.block_heads) for n in (heads, groups))
     with on_device_of(dq):
         _merge_grad_kernel[(S * B * (q_blocks + 2 * k_blocks),)](
