@@ -50,7 +50,7 @@ casts() {
 }
 
 tune() {
-  timeout 100 "$PYTHON" benchmarks/tune_fp8.py "$OUT/fp8-tune.json"
+  COMMIT="$COMMIT" timeout 100 "$PYTHON" benchmarks/tune_fp8.py "$OUT/fp8-tune.json"
   echo "tune: rc $?"
 }
 

@@ -18,6 +18,7 @@ from itertools import product
 from typing import Any
 
 import torch
+import triton
 from torch import Tensor
 from triton.testing import do_bench
 
@@ -172,6 +173,10 @@ def main(path: str, *names: str) -> None:
     faults = checked(names)
     found: dict[str, Any] = {
         "card": torch.cuda.get_device_name(),
+        "commit": os.environ.get("COMMIT", "unknown"),
+        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
         "checked_after_s": time.monotonic() - STARTED,
     }
     found["copy_bytes_per_s"] = copy = copy_rate(1 << 31)
