@@ -26,8 +26,12 @@ def test_short_help_is_short_and_grouped() -> None:
 def test_long_help_has_every_option_and_says_what_waits() -> None:
     text = format_help(short=False, width=100)
     for option in options():
-        name = f"--[no-]{option.flag[2:]}" if option.default is True else option.flag
-        assert f"  {name}" in text, option.flag
+        assert f"  {option.shown_flag}" in text, option.flag
+    switches = {option.flag: option.shown_flag for option in options()}
+    for name in ("fp8-param-gather", "parameter-transpose-cache"):  # on where it can be, and on by default
+        assert switches[f"--{name}"] == f"--[no-]{name}"
+    for flag in ("--bf16", "--attention-softmax-in-fp32", "--fp8-format"):  # off, always done, and no switch
+        assert switches[flag] == flag
     assert all(f"{section.title}:" in text for section in SECTIONS.values())
     squeezed = " ".join(text.split())
     assert "Stages of layers (pp). [default 1; not available yet]" in squeezed

@@ -86,8 +86,8 @@ def test_one_value_is_a_list_of_one(tmp_path: Path) -> None:
         ("seed = ", "config-file", "is not a TOML file"),
         (
             "fp8_recipe = 'custom'\nfp8_format = 'e4m3'",
-            "not-in-redline/custom-code",
-            "--fp8-recipe custom is",
+            "not-in-redline/custom-recipe",
+            "use --fp8-recipe delayed, tensorwise",
         ),
         ("[model.deep]\nx = 1", "unknown-key", "there is no key model.deep."),
     ],

@@ -255,17 +255,28 @@ def test_recipes_that_a_device_lacks_are_refused(recipe: str, capability: Any, s
     assert plan.fp8 is not None and "emulated: asked for" in plan.fp8.choices[0].why
 
 
-def test_blocks_of_hopper_take_no_e5m2() -> None:
-    words = ["--preset", "llama3.2-1b", "--mock-data", "--train-iters", "1", "--fp8-recipe", "blockwise"]
-    h200 = Hardware(name="NVIDIA H200", kind="cuda", memory_bytes=141 << 30, compute_capability=(9, 0))
-    with pytest.raises(ConfigError, match="use --fp8-format e4m3"):
-        make_plan(parse_args([*words, "--fp8"]).config, h200, 128256)
-    assert make_plan(parse_args([*words, "--fp8-e4m3"]).config, h200, 128256).fp8 is not None
+@pytest.mark.parametrize(("recipe", "capability"), [("blockwise", (9, 0)), ("mxfp8", (10, 0))])
+def test_blocks_take_no_e5m2_on_a_gpu(recipe: str, capability: tuple[int, int]) -> None:
+    """PyTorch's scaled product knows scales of blocks beside E4M3 alone: hybrid would fail in backward."""
+    words = ["--preset", "llama3.2-1b", "--mock-data", "--train-iters", "1", "--fp8-recipe", recipe]
+    card = Hardware(name="A card", kind="cuda", memory_bytes=141 << 30, compute_capability=capability)
+    with pytest.raises(ConfigError, match=rf"{recipe} does not go with[^$]*E4M3 alone[^$]*use --fp8-e4m3"):
+        make_plan(parse_args([*words, "--fp8"]).config, card, 128256)
+    plan = make_plan(parse_args([*words, "--fp8-e4m3"]).config, card, 128256)
+    assert plan.fp8 is not None and len(plan.fp8.sites) == 64
+    theirs = [*words, "--fp8", "--transformer-impl", "transformer_engine"]
+    if recipe == "mxfp8":  # NVIDIA's modules multiply the two formats
+        assert make_plan(parse_args(theirs).config, card, 128256).fp8 is not None
 
 
 def test_nothing_left_to_run_in_fp8_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="has nothing to act on"):
+    """With the names of the GEMMs, and sizes that exist: 0 is none."""
+    with pytest.raises(ConfigError, match=r"has nothing to act on[^$]*layers\.0\.attention\.qkv, "):
         opened(tmp_path, {**FP8, "fp8_keep_bf16": ("*",)})
+    small = {"fp8_format": "e4m3", "fp8_recipe": "blockwise", "hidden_size": 32, "ffn_hidden_size": 132}
+    with pytest.raises(ConfigError, match=r"1\.mlp\.fc1: its output size 132[^$]*are 128 and 256") as caught:
+        opened(tmp_path, small)
+    assert "fc2: its output size 32 is no multiple of 128 (the nearest is 128)" in str(caught.value)
 
 
 def test_a_card_without_fp8_units_is_refused() -> None:

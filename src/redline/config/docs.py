@@ -19,7 +19,7 @@ Printed from the option tree by `python -m redline.config.docs docs/options.md`;
 
 Every option is a flag of `redline train` and a key of its TOML file: the flag's name with underscores, under
 the section's table or at the top. Flags override the file, the file overrides `--preset`. A switch `--x` has
-`--no-x`, and `--disable-x` where it is not off by default. The word `none` unsets what can be unset.
+`--no-x`, shown where it is not off already, and `--disable-x` where it is not off by default. The word `none` unsets what can be unset.
 
 No option is ignored. *active*: it acts. *built in*: Redline always does it; asking for it is accepted and
 said once, asking against it is refused. *not yet* and *never*: any value but the default is refused, with
@@ -46,7 +46,7 @@ def _sections() -> Iterator[str]:
 
 def _row(option: Option) -> str:
     spec = option.spec
-    flags = [f"`{option.flag} {_cell(option.metavar)}`" if option.metavar else f"`{option.flag}`"]
+    flags = [f"`{option.shown_flag} {_cell(option.metavar)}`".replace(" `", "`")]
     flags += [f"`{alias}`" for alias in spec.aliases]
     flags += [f"`{name}` = {show_value(value)}" for name, value in spec.shorthands.items()]
     needs = ", ".join(f"`{show_need(name, wanted)}`" for name, wanted in spec.needs.items())

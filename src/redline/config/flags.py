@@ -117,6 +117,12 @@ class Option:
         return "refused" if self.spec.waits_for else "active"
 
     @property
+    def shown_flag(self) -> str:
+        """The flag as help shows it: "--[no-]x" for a switch that is on by default, or wherever it can be."""
+        acts = self.default is True or (self.default is None and self.refusal(False) is None)
+        return f"--[no-]{self.flag[2:]}" if self.kind is bool and acts else self.flag
+
+    @property
     def metavar(self) -> str:
         """The placeholder of its value: "N", "X", "TEXT", or the choices."""
         if self.kind is bool:

@@ -78,9 +78,7 @@ def _line(head: str, meaning: str, width: int) -> str:
 
 
 def _head(option: Option) -> str:
-    if option.kind is bool:
-        return f"--[no-]{option.flag[2:]}" if option.default is True else option.flag
-    return f"{option.flag} {option.metavar}"
+    return f"{option.shown_flag} {option.metavar}".rstrip()
 
 
 def remark(option: Option) -> str:

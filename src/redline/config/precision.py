@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 
 from redline.config.flags import SET, Section, flag
 from redline.config.waits import (
-    CUSTOM_CODE,
+    CUSTOM_RECIPE,
     FP4,
     FP8,
     FP8_ATTENTION,
@@ -57,16 +57,16 @@ class PrecisionConfig(Section):
     fp8_format: Literal["e4m3", "hybrid"] | None = flag(
         None,
         shorthands={"--fp8": "hybrid", "--fp8-hybrid": "hybrid", "--fp8-e4m3": "e4m3"},
-        help="GEMMs in fp8: all tensors E4M3, or E4M3 forward and E5M2 for gradients (hybrid).",
+        help="GEMMs of the layers in fp8: all tensors E4M3, or E4M3 forward and E5M2 for gradients (hybrid).",
     )
     fp8_recipe: Literal["delayed", "tensorwise", "blockwise", "mxfp8", "custom"] = flag(
         "delayed",
         needs=ON_FP8,
         help="How fp8 scales are found.",
-        refused={"custom": CUSTOM_CODE},
+        refused={"custom": CUSTOM_RECIPE},
     )
     fp8_quantizer_factory: str | None = flag(
-        None, waits_for=CUSTOM_CODE, help="Python path of a custom recipe."
+        None, waits_for=CUSTOM_RECIPE, help="Python path of a custom recipe."
     )
     fp8_margin: int = flag(
         0,
@@ -132,7 +132,7 @@ class PrecisionConfig(Section):
         None, at_least=0, megatron=1, other=2, needs=FIRST_LAST, help="How many last layers; unset: 1."
     )
     fp8_output_proj: bool = flag(
-        False, needs=ON_FP8, help="The output head in fp8 (its weight gradient stays in bf16)."
+        False, needs=ON_FP8, help="The output head in fp8, its gradient always in E5M2 (the weight's stays in bf16)."
     )
     fp8_dot_product_attention: bool = flag(
         False, waits_for=FP8_ATTENTION, needs=ON_FP8, help="Attention's products in fp8."

@@ -174,6 +174,12 @@ CUSTOM_CODE = Waits(
     "use --transformer-impl local.",
     never=True,
 )
+CUSTOM_RECIPE = Waits(
+    "custom-recipe",
+    "Redline runs no code named on the command line.",
+    "use --fp8-recipe delayed, tensorwise, blockwise or mxfp8; --fp8-keep-bf16 keeps single GEMMs in bf16.",
+    never=True,
+)
 RETIRED = Waits("retired", "Megatron itself has retired it.", "leave it out.", never=True)
 RETIRED_CHECKPOINTING = Waits(
     "retired", "Megatron itself has retired it for --recompute-activations.", "leave it out.", never=True

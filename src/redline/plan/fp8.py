@@ -94,6 +94,7 @@ def plan_fp8(run: RunConfig, shape: ModelShape, hardware: Hardware, head_rows: i
     if config.fp8_format is None:
         return None
     _require_units(config, hardware)
+    _require_e4m3(run, hardware)
     _require_matches(config.fp8_keep_bf16, [name for name, _, _ in gemm_sites(shape)])
     if config.fp8_output_proj:
         _require_head(head_rows, shape.hidden)
@@ -107,7 +108,7 @@ def plan_fp8(run: RunConfig, shape: ModelShape, hardware: Hardware, head_rows: i
         else:
             kept.setdefault(reason, []).append(name)
     if not sites:
-        reasons = "; ".join(kept)
+        reasons = "; ".join(f"{_listed(names)}: {reason}" for reason, names in kept.items())
         raise ConfigError(
             "--fp8-format has nothing to act on.",
             f"every GEMM of the layers stays in bf16: {reasons}.",
@@ -194,11 +195,21 @@ def _require_units(config: PrecisionConfig, hardware: Hardware) -> None:
             "cuBLAS scales blocks of 128 on compute capability 9.0 (Hopper) alone.",
             f"use --fp8-recipe {'mxfp8' if capability >= BLACKWELL else 'tensorwise'}, or add --fp8-emulate.",
         )
-    if recipe == "blockwise" and config.fp8_format == "hybrid":
+
+
+def _require_e4m3(run: RunConfig, hardware: Hardware) -> None:
+    """PyTorch's product of scaled blocks takes E4M3 on both sides; NVIDIA's modules mix formats in mxfp8."""
+    config, recipe = run.precision, run.precision.fp8_recipe
+    if recipe in MEASURED_WHOLE or config.fp8_emulate or hardware.kind == "cpu":
+        return
+    if recipe == "mxfp8" and run.kernels.transformer_impl == "transformer_engine":
+        return
+    if config.fp8_format == "hybrid":
+        size = FP8_MULTIPLES[recipe]
         raise ConfigError(
-            "--fp8-recipe blockwise does not go with --fp8-format hybrid on a GPU.",
-            "its GEMMs with scales of blocks of 128 take E4M3 alone; a block needs no range of E5M2.",
-            "use --fp8-format e4m3, or add --fp8-emulate.",
+            f"--fp8-recipe {recipe} does not go with --fp8-format hybrid on a GPU.",
+            f"its GEMMs with scales of blocks of {size} take E4M3 alone; a block needs no range of E5M2.",
+            "use --fp8-e4m3 in place of --fp8 (--fp8-format e4m3), or add --fp8-emulate.",
         )
 
 
@@ -217,10 +228,8 @@ def _reason(config: PrecisionConfig, shape: ModelShape, name: str, size_out: int
         multiple = FP8_MULTIPLES[config.fp8_recipe]
         if size % multiple:
             below = size // multiple * multiple
-            return (
-                f"its {what} size {size} is no multiple of {multiple} (the nearest are "
-                f"{below} and {below + multiple})"
-            )
+            near = f"are {below} and {below + multiple}" if below else f"is {multiple}"
+            return f"its {what} size {size} is no multiple of {multiple} (the nearest {near})"
     return None
 
 
