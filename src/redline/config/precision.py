@@ -132,7 +132,9 @@ class PrecisionConfig(Section):
         None, at_least=0, megatron=1, other=2, needs=FIRST_LAST, help="How many last layers; unset: 1."
     )
     fp8_output_proj: bool = flag(
-        False, needs=ON_FP8, help="The output head in fp8, its gradient always in E5M2 (the weight's stays in bf16)."
+        False,
+        needs=ON_FP8,
+        help="The output head in fp8, its gradient always in E5M2 (the weight's stays in bf16).",
     )
     fp8_dot_product_attention: bool = flag(
         False, waits_for=FP8_ATTENTION, needs=ON_FP8, help="Attention's products in fp8."

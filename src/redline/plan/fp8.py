@@ -190,10 +190,11 @@ def _require_units(config: PrecisionConfig, hardware: Hardware) -> None:
             "use --fp8-recipe tensorwise, or add --fp8-emulate, which computes the same numbers slowly.",
         )
     if recipe == "blockwise" and capability is not None and not HOPPER <= capability < BLACKWELL:
+        other = "mxfp8 with --fp8-e4m3" if capability >= BLACKWELL else "tensorwise"
         raise ConfigError(
             f"--fp8-recipe blockwise cannot run on {hardware.name}.",
             "cuBLAS scales blocks of 128 on compute capability 9.0 (Hopper) alone.",
-            f"use --fp8-recipe {'mxfp8' if capability >= BLACKWELL else 'tensorwise'}, or add --fp8-emulate.",
+            f"use --fp8-recipe {other}, or add --fp8-emulate.",
         )
 
 

@@ -130,7 +130,7 @@ def fp8_device(case: Case) -> Hit | None:
     if recipe == "blockwise" and not case.at_least(HOPPER):
         return Hit(at="fp8_recipe", words=words, mend=_tensorwise(case))
     if recipe in ("blockwise", "delayed") and case.at_least(BLACKWELL):
-        mend = Mend(values={"fp8_recipe": "mxfp8"}, safe=False)
+        mend = Mend(values={"fp8_recipe": "mxfp8", "fp8_format": "e4m3"}, safe=False)
         return Hit(at="fp8_recipe", words=words, text="blackwell", severity="hint", mend=mend)
     return None
 
