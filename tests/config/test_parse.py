@@ -75,6 +75,23 @@ def test_last_value_counts_and_none_unsets() -> None:
     assert config.model.kv_channels is None
 
 
+def test_several_values_of_one_option_are_said() -> None:
+    """As argparse has it the last counts, of a list too; the same value again is worth no word."""
+    words = (
+        f"{TINY} --lr 1 --lr 2 --lr 3 --seed 4 --seed 4 --bf16 --no-bf16 --bf16 --fp8-format e4m3 "
+        "--fp8-keep-bf16 layers.0.* --fp8-keep-bf16 *.fc1 *.fc2"
+    )
+    parsed = parse_args(words.split())
+    assert parsed.config.precision.fp8_keep_bf16 == ("*.fc1", "*.fc2")
+    assert parsed.notices == (
+        "--lr is given 3 times: --lr 1, then --lr 2, then --lr 3. The last one counts.",
+        "--bf16 is given 3 times: --bf16, then --no-bf16, then --bf16. The last one counts.",
+        "--fp8-keep-bf16 is given twice: --fp8-keep-bf16 layers.0.*, then --fp8-keep-bf16 *.fc1 *.fc2. "
+        "The last one counts; several values follow one flag.",
+    )
+    assert parse_args(TINY.split()).notices == ()
+
+
 def test_negative_numbers_are_values() -> None:
     assert "bad-value" in problems(f"{TINY} --lr -1e-3")
     assert "--lr -0.001: the value must be at least 0." in problems(f"{TINY} --lr -1e-3")["bad-value"]

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from redline.config.flags import Option, Spelling, to_flag
+from redline.config.flags import MANY, Option, Spelling, to_flag
 from redline.config.model import REQUIRED_FIELDS
 from redline.config.presets import PRESETS
 from redline.config.problems import Problem, raise_problems, suggestion
@@ -25,25 +25,35 @@ Ranked = dict[str, tuple[int, Any]]  # field -> (rank of the layer that stated i
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """A configuration, and the fields that the user stated by flag or file (not by preset)."""
+    """A configuration, and the fields that the user stated by flag or file (not by preset).
+
+    Attributes:
+        notices: what to say once of how it was stated.
+    """
 
     config: RunConfig
     explicit: frozenset[str]
+    notices: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
 class Layer:
-    """Values stated in one place, gathered one spelling at a time."""
+    """Values stated in one place, gathered one spelling at a time.
+
+    Attributes:
+        given: every value of each option, in order; the last of them is in `values`.
+    """
 
     values: dict[str, Any] = field(default_factory=dict)
+    given: dict[str, list[Any]] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     stated_by: dict[str, tuple[str, bool]] = field(default_factory=dict)
 
     def put(self, name: str, spelling: Spelling, value: Any) -> None:
         """State `value` by the flag or key `name`.
 
-        The last value of a repeated option counts, but a shorthand (`--swiglu`) and another value are a
-        mistake.
+        The last value of a repeated option counts, of a list too, as argparse has it; `notices` says so.
+        A shorthand (`--swiglu`) and another value are a mistake.
         """
         option = spelling.option
         if fault := option.fault(value):
@@ -57,7 +67,19 @@ class Layer:
             )
             self.problems.append(Problem("one-spelling", what, why, "keep one of them.", (option.flag,)))
         self.values[option.field] = value
+        self.given.setdefault(option.field, []).append(value)
         self.stated_by[option.field] = (name, spelling.shorthand)
+
+    def notices(self) -> Iterator[str]:
+        """A sentence for each option that was given several values, of which the last counts."""
+        for name, values in self.given.items():
+            if all(value == values[-1] for value in values):
+                continue
+            option = options_by_field()[name]
+            times = "twice" if len(values) == 2 else f"{len(values)} times"
+            shown = ", then ".join(map(option.show, values))
+            hint = "; several values follow one flag" if option.count == MANY else ""
+            yield f"{option.flag} is given {times}: {shown}. The last one counts{hint}."
 
 
 def resolve(file: Layer, flags: Layer, *, training: bool = True) -> Parsed:
@@ -80,7 +102,7 @@ def resolve(file: Layer, flags: Layer, *, training: bool = True) -> Parsed:
     if preset is None or preset in PRESETS:
         problems += found(config, problems, explicit=explicit, training=training)
     raise_problems(problems)
-    return Parsed(config, explicit)
+    return Parsed(config, explicit, (*file.notices(), *flags.notices()))
 
 
 def _shape_problems(preset: str | None, stated: Mapping[str, Any]) -> list[Problem]:

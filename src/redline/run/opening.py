@@ -355,7 +355,7 @@ def _introduce(plan: Plan, choices: Sequence[Choice], splits: DataSplits, say: S
 
 def _config_and_start(parsed: Parsed, say: Say) -> tuple[RunConfig, Start | None]:
     config = parsed.config
-    for notice in notices(config):
+    for notice in (*parsed.notices, *notices(config)):
         say(notice)
     start, found = find_start(config.checkpoint)
     for line in found:
