@@ -18,6 +18,7 @@ from redline.model import Fp8Gemms
 from redline.model.fp8 import Fp8Gemm, Fp8Site
 from redline.plan import make_plan
 from redline.run.fp8 import Fp8Watch
+from redline.step import returned_in
 
 from .tiny import opened, take_steps, valid_loss
 
@@ -328,30 +329,92 @@ def test_a_sudden_jump_is_reported_and_training_recovers(tmp_path: Path, train: 
     )
 
 
+RETURNS = f"{FLAGS} --fp8 --fp8-interval 100 --fp8-return-to-bf16 2"
+
+
+def scalars(folder: Path, tag: str) -> dict[int, float]:
+    """step -> value of one curve that TensorBoard shows."""
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    found = reader.EventAccumulator(str(folder / "tensorboard")).Reload()
+    return {event.step: event.value for event in found.Scalars(tag)}
+
+
+def in_fp8(run: Any) -> tuple[str, str]:
+    """What the end table and summary.json say of it, and why."""
+    (choice,) = (choice for choice in run.summary["choices"] if choice["what"] == "fp8")
+    assert choice["why"].split(" of the layers")[0] in re.sub(r"\s+", " ", run.output)
+    return choice["ran"], choice["why"]
+
+
 def test_repeated_overflow_returns_a_gemm_to_bf16_for_good(train: Any) -> None:
-    """Scales that are never renewed are outgrown; what has returned stays so through a resume, to the bit."""
-    flags = f"{FLAGS} --fp8 --fp8-interval 100 --fp8-return-to-bf16 2"
-    whole = train("whole", flags)
+    """Scales that are never renewed are outgrown; what has returned stays so through a resume, to the bit,
+    and is on record: in each step, in TensorBoard, and at the end what runs then."""
+    whole = train("whole", RETURNS)
     said = re.findall(
-        r"^(\S+) runs in bf16 from here on: its operand (\S+) saturated in 2", whole.output, re.M
+        r"^(\S+) runs in bf16 from here on: its operand \S+ saturated in 2[^(]* up to step (\d)",
+        whole.output,
+        re.M,
     )
-    sites = [site for site, _ in said]
-    assert sites and len(set(sites)) == len(sites)
-    assert whole.losses != train("fp8", f"{FLAGS} --fp8 --fp8-interval 100").losses
-    train("cut", f"{flags} --exit-interval 4")
-    cut = train("cut", f"{flags} --load cut")
-    assert cut.losses == whole.losses
-    assert "in bf16 since they saturated too often: layers." in cut.output
+    found = {site: int(step) for site, step in said}
+    assert found and len(found) == len(said) and found == whole.summary["fp8_returned"]
+    counts = [sum(step <= each["step"] for step in found.values()) for each in whole.records()]
+    assert [each["fp8_returned"] for each in whole.records()] == counts
+    assert scalars(whole.folder, "train/fp8_returned") == dict(enumerate(counts, 1))
+    ran, why = in_fp8(whole)
+    assert why.startswith(f"{8 - len(found)} of 8 GEMMs of the layers; {len(found)} returned to bf16 at step")
+    assert ran == ("bf16" if len(found) == 8 else "hybrid")
+    (last,) = (each for each in whole.summary["choices"] if "saturated too often" in each["why"])
+    assert all(f"{site} (step {found[site]})" in last["why"] for site in sorted(found, key=SITES.index)[:4])
+    plain = train("fp8", f"{FLAGS} --fp8 --fp8-interval 100")
+    assert whole.losses != plain.losses and "fp8_returned" not in plain.records()[0]
+    assert in_fp8(plain)[1].startswith("8 of 8 GEMMs of the layers; emulated")
+    train("cut", f"{RETURNS} --exit-interval 4")
+    cut = train("cut", f"{RETURNS} --load cut")
+    assert cut.losses == whole.losses and cut.summary["fp8_returned"] == found and in_fp8(cut) == (ran, why)
+    assert "in bf16 beside fp8: layers." in cut.output  # at the start
+
+
+def test_what_has_returned_stays_in_bf16_where_scales_are_measured_anew(train: Any) -> None:
+    """After another margin, another recipe and a part of the run in bf16; where weights have no copy in 16
+    bits that is refused, and a checkpoint of earlier releases, which named no steps, says as much."""
+    found = train("run", f"{RETURNS} --exit-interval 4").summary["fp8_returned"]
+    assert found
+    anew = train("run", f"{RETURNS} --fp8-margin 1 --load run --train-iters 8 --exit-interval 5")
+    assert (
+        "fp8 scales: measured anew" in anew.output and found.items() <= anew.summary["fp8_returned"].items()
+    )
+    assert anew.records()[-1]["fp8_returned"] >= len(found)
+    assert f"; {len(anew.summary['fp8_returned'])} returned to bf16 at step" in in_fp8(anew)[1]
+    found = anew.summary["fp8_returned"]
+    plain = train("run", f"{FLAGS} --bf16 --load run --train-iters 8 --exit-interval 6")
+    assert plain.summary["fp8_returned"] == found
+    values = next((plain.folder / "checkpoints").glob("*6/values.json"))
+    state = json.loads(values.read_text())["state"]
+    assert state["fp8"] == {"bf16": found}
+    assert returned_in({**state, "fp8": {"bf16": list(found)}}) == dict.fromkeys(found, 6)
+    blocks = f"{FLAGS} --fp8-e4m3 --fp8-recipe mxfp8 --fp8-emulate --ffn-hidden-size 48"
+    again = train("run", f"{blocks} --load run --train-iters 8 --exit-interval 7")
+    assert again.summary["fp8_returned"] == found
+    with pytest.raises(AssertionError, match=r"back to bf16\.[^$]*--no-fp8-param-gather[^$]*--finetune"):
+        train("run", f"{FLAGS} --fp8 --load run --train-iters 8")
+
+
+def test_a_table_that_will_not_come_is_said_and_so_is_a_list_given_twice(train: Any) -> None:
+    flags = f"{FLAGS} --fp8 --exit-interval 3"
+    run = train("run", f"{flags} --fp8-stats-interval 50 --fp8-keep-bf16 layers.0.* --fp8-keep-bf16 *.fc2")
+    said = " ".join(run.output.split())
+    assert "--fp8-stats-interval 50: its next table is of step 50, and the run ends with 6." in said
+    assert "--fp8-keep-bf16 is given twice" in said and not (run.folder / "fp8.jsonl").exists()
+    assert "its next table" not in train("six", f"{flags} --fp8-stats-interval 6").output
+    late = train("six", f"{FLAGS} --fp8 --fp8-stats-interval 3 --train-iters 5 --load six").output
+    assert "--fp8-stats-interval 3: its next table is of step 6, and the run ends with 5." in late
 
 
 def test_sites_that_have_returned_compute_as_in_bf16(tmp_path: Path) -> None:
     plain = opened(tmp_path, MODEL | {"bf16": True})
-    run = opened(tmp_path, {**FP8, "fp8_param_gather": False})
-    assert run.state.fp8 is not None
-    values = run.state.fp8.values() | {"bf16": list(SITES)}
-    run.state.fp8.load_values(values)
-    alone = opened(tmp_path, FP8)
-    assert alone.state.fp8 is not None
+    run, alone = opened(tmp_path, {**FP8, "fp8_param_gather": False}), opened(tmp_path, FP8)
+    assert isinstance(run.state.fp8, Fp8Gemms) and isinstance(alone.state.fp8, Fp8Gemms)
+    run.state.fp8.keep_in_bf16(SITES)
     with pytest.raises(CheckpointError, match=r"layers\.0\.attention\.qkv back to bf16[^$]*--no-fp8-param"):
-        alone.state.fp8.load_values(values)
+        alone.state.fp8.keep_in_bf16(SITES)
     assert [step.loss for step in take_steps(run)] == [step.loss for step in take_steps(plain)]

@@ -20,7 +20,7 @@ Printed from the option tree by `python -m redline.config.docs docs/options.md`;
 Every option is a flag of `redline train` and a key of its TOML file: the flag's name with underscores, under
 the section's table or at the top. Flags override the file, the file overrides `--preset`. A switch `--x` has
 `--no-x`, shown where it is not off already, and `--disable-x` where it is not off by default. The word `none`
-unsets what can be unset. Of an option that is given twice the last value counts, of a list too; the run says so.
+unsets what can be unset. Of an option given twice the last value counts, of a list too; the run says so.
 
 No option is ignored. *active*: it acts. *built in*: Redline always does it; asking for it is accepted and
 said once, asking against it is refused. *not yet* and *never*: any value but the default is refused, with

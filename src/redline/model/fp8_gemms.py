@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +22,7 @@ from redline.model.fp8_linked import LinkedSite
 from redline.model.fp8_params import Fp8Params
 from redline.model.modules import Linear, Norm, Site
 from redline.model.transformer import Transformer
-from redline.precision.fp8 import NEVER, Fp8State
+from redline.precision.fp8 import NEVER, Fp8State, Operand
 
 
 class Fp8Gemms:
@@ -120,45 +119,36 @@ class Fp8Gemms:
         if part == "head" and self.head is not None:
             self.head.refresh()
 
-    def step(self) -> list[str]:
+    def step(self) -> dict[str, Operand]:
         """After the optimizer's update: renew the scales; the cast weights are out of date.
 
         Weights that are stored in fp8 are cast here, before they are gathered.
 
-        Returns a sentence for each site that returns to bf16 for good, because it saturated too often.
+        Returns the sites that return to bf16 for good, each with an operand that saturated too often.
         """
         self.state.step()
         self._stale = True
         if self._params is not None:
             self._params.write()
         if self.state.spec.patience == NEVER:
-            return []
+            return {}
         found = {site: operand for site, operand in self.state.impatient() if site in self.gemms}
         self._return(found)
-        return [
-            f"{site} runs in bf16 from here on: its operand {operand} saturated in "
-            f"{self.state.spec.patience} steps in a row (--fp8-return-to-bf16)."
-            for site, operand in found.items()
-        ]
+        return found
 
-    def values(self) -> dict[str, Any]:
-        """The state beside tensors, as JSON values."""
-        return self.state.values() | {"bf16": self.returned}
+    def keep_in_bf16(self, sites: Iterable[str]) -> None:
+        """Have these sites run in bf16, which returned to it in an earlier part of the run.
 
-    def load_values(self, values: Mapping[str, Any]) -> None:
-        """Take over `values()`; to be called once the tensors are filled.
-
-        Raises: CheckpointError where a GEMM returned to bf16 whose weight exists in fp8 alone here.
+        Raises: CheckpointError where the weight of one exists in fp8 alone here.
         """
-        returned = values.get("bf16", ())
-        if returned and self._params is not None:
+        found = [site for site in sites if site in self.gemms]
+        if found and self._params is not None:
             raise CheckpointError(
-                f"the checkpoint's run took {returned[0]} back to bf16.",
+                f"the checkpoint's run took {found[0]} back to bf16.",
                 "here the weights of GEMMs in fp8 are stored in fp8 alone.",
-                "add --no-fp8-param-gather, or --fp8-return-to-bf16 as that run had.",
+                "add --no-fp8-param-gather, or --fp8-return-to-bf16 as that run had; --finetune begins anew.",
             )
-        self.state.load_values(values)
-        self._return(returned)
+        self._return(found)
 
     @property
     def copies_bytes(self) -> int:
@@ -172,7 +162,7 @@ class Fp8Gemms:
         """The sites that run in bf16 because they saturated too often."""
         return [site for site in self.state.sites if site not in self.gemms]
 
-    def _return(self, sites: Iterable[str]) -> None:
+    def _return(self, sites: Collection[str]) -> None:
         for site in sites:
             del self.gemms[site]
         for name in {site.rsplit(".", 2)[0] for site in sites}:

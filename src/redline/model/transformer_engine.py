@@ -30,7 +30,7 @@ from torch.distributed import ProcessGroup
 from redline.formulas.shape import ModelShape
 from redline.model.block import Block
 from redline.model.transformer import Transformer
-from redline.precision.fp8 import Fp8Spec
+from redline.precision.fp8 import Fp8Spec, Operand
 
 PACKAGE = "transformer-engine"
 ACTIVATIONS = {  # the exact GELU has none: the package computes the tanh formula
@@ -230,7 +230,6 @@ class EngineFp8:
         ranks: that share their largest values; None: one process.
     """
 
-    returned: tuple[str, ...] = ()  # no site ever returns to bf16
     copies_bytes = 0  # the modules keep casts of weights to themselves, and do not say how many
 
     def __init__(self, engine: Engine, model: Transformer, spec: Fp8Spec, ranks: ProcessGroup | None) -> None:
@@ -258,9 +257,9 @@ class EngineFp8:
         """Before an evaluation: its weights are cast as they are read."""
         self._engine.first = None
 
-    def step(self) -> list[str]:
+    def step(self) -> dict[str, Operand]:
         """After the optimizer's update; the package has renewed its scales by itself."""
-        return []
+        return {}
 
     def forget(self) -> None:
         """After an evaluation, whose values say nothing about training's."""

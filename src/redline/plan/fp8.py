@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from redline.choice import Choice
@@ -27,6 +27,8 @@ class Fp8Plan:
         weights, head: elements of their matrices, and of the head's on a rank where it runs in fp8.
         copies: fp8 casts of each weight that are kept; the others are made as they are needed.
         stored: the weights exist in fp8 alone.
+        others: GEMMs of the layers that stay in bf16.
+        where: what computes the products in fp8, as the end of a sentence.
     """
 
     sites: tuple[str, ...]
@@ -35,6 +37,26 @@ class Fp8Plan:
     head: int = 0
     copies: Copies = 2
     stored: bool = False
+    others: int = 0
+    where: str = ""
+
+    def choices_after(self, returned: Mapping[str, int]) -> tuple[Choice, ...]:
+        """`choices` once some sites have returned to bf16, each at the end of its step."""
+        back = {site: returned[site] for site in self.sites if site in returned}
+        if not back:
+            return self.choices
+        first, *rest = self.choices
+        left, steps = len(self.sites) - len(back), sorted(set(back.values()))
+        when = f"at step {steps[0]}" if len(steps) == 1 else f"at steps {steps[0]} to {steps[-1]}"
+        why = _counted(left, len(self.sites) + self.others, self.head > 0)
+        first = replace(
+            first,
+            ran=first.ran if left or self.head else "bf16",
+            why=f"{why}; {len(back)} returned to bf16 {when}; {self.where}",
+        )
+        named = _listed([f"{site} (step {step})" for site, step in back.items()])
+        last = Choice(BESIDE_FP8, "fp8", "bf16", f"{named}: saturated too often for --fp8-return-to-bf16")
+        return first, *rest, last
 
 
 def gemm_sites(shape: ModelShape) -> Iterator[tuple[str, int, int]]:
@@ -114,19 +136,12 @@ def plan_fp8(run: RunConfig, shape: ModelShape, hardware: Hardware, head_rows: i
             f"every GEMM of the layers stays in bf16: {reasons}.",
             "leave it out, or change what keeps them.",
         )
-    total = len(sites) + sum(map(len, kept.values()))
-    head = ", and the head" if config.fp8_output_proj else ""
+    others = sum(map(len, kept.values()))
     where = f"{hardware.name} has fp8 units"
     if config.fp8_emulate or hardware.kind == "cpu":
         where = "emulated: asked for" if config.fp8_emulate else "emulated: a CPU has no fp8 units"
-    choices = [
-        Choice(
-            "fp8",
-            config.fp8_format,
-            config.fp8_format,
-            f"{len(sites)} of {total} GEMMs of the layers{head}; {where}",
-        )
-    ]
+    why = _counted(len(sites), len(sites) + others, config.fp8_output_proj)
+    choices = [Choice("fp8", config.fp8_format, config.fp8_format, f"{why}; {where}")]
     beside = kept_beside(run)
     asked = {None: "auto", True: "fp8", False: "bf16"}[config.fp8_param_gather]
     choices.append(
@@ -146,7 +161,13 @@ def plan_fp8(run: RunConfig, shape: ModelShape, hardware: Hardware, head_rows: i
         head=head_rows * shape.hidden if config.fp8_output_proj else 0,
         copies=kept_casts(run),
         stored=not beside,
+        others=others,
+        where=where,
     )
+
+
+def _counted(sites: int, total: int, head: bool) -> str:
+    return f"{sites} of {total} GEMMs of the layers{', and the head' if head else ''}"
 
 
 def _require_matches(patterns: tuple[str, ...], names: list[str]) -> None:

@@ -152,6 +152,8 @@ class RunActions:
             extra["fp8_overshoot"], warning = self.fp8.overshoot()
             if warning is not None:
                 self.display.message(f"step {state.iteration}: {warning}")
+        if self.fp8 is not None and self.fp8.returns:
+            extra["fp8_returned"] = self.fp8.returned
         if result.num_zeros is not None:
             extra["num_zeros"] = result.num_zeros
         return StepRecord(

@@ -48,6 +48,7 @@ from redline.plan import Plan, ScheduleSpec, complaints, make_plan
 from redline.plan.fp8 import BESIDE_FP8
 from redline.run.batches import step_batches
 from redline.run.data import data_prefixes, demo_corpus, open_run_data, wants_demo_corpus
+from redline.run.fp8 import choices_now
 from redline.run.memory import MemoryMeter, out_of_memory_explained, warnings_of_memory
 from redline.run.ranks import choose_backend, collective_timeout_s, join_ranks
 from redline.run.resume import (
@@ -60,7 +61,7 @@ from redline.run.resume import (
     with_checkpoint_shape,
 )
 from redline.run.vocabulary import open_vocabulary
-from redline.step import TrainState, TrainStep
+from redline.step import TrainState, TrainStep, returned_in
 from redline.units import format_bytes, format_count
 
 Say = Callable[[str], object]
@@ -235,7 +236,8 @@ def open_run(parsed: Parsed, environment: Environment, say: Say) -> OpenRun:
     compiled, compile_choices = _compiled(config, state, device, environment, say)
     meter.forget_peak()
     choices = (*device_choices, *communication, *backend, *plan.choices, *assembly.choices, *compile_choices)
-    _introduce(plan, choices, splits, say)
+    _introduce(plan, choices_now(choices, plan.fp8, state.returned), splits, say)
+    _say_no_table(config, plan, state, say)
     return OpenRun(
         config=config,
         groups=groups,
@@ -264,6 +266,13 @@ def _say_environment(config: RunConfig, environment: Environment, device: torch.
             say(complaint)
     if environment.world_size == 1 and config.runtime.flight_recorder_dump_path is not None:
         say("--flight-recorder-dump-path: one process sends nothing, so there is nothing to record.")
+
+
+def _say_no_table(config: RunConfig, plan: Plan, state: TrainState, say: Say) -> None:
+    """A step of --fp8-stats-interval that will not come."""
+    every, last = config.precision.fp8_stats_interval, plan.batch.total_iterations
+    if every is not None and (first := (state.iteration // every + 1) * every) > last > state.iteration:
+        say(f"--fp8-stats-interval {every}: its next table is of step {first}, and the run ends with {last}.")
 
 
 def _check_graphs(config: RunConfig, plan: Plan) -> None:
@@ -380,7 +389,8 @@ def _say_start(config: RunConfig, start: Start, state: TrainState, lines: list[s
             "fp8 scales: measured anew; the checkpoint has none for these GEMMs, this format and margin, "
             "and this length of history."
         )
-    if state.fp8 is not None and state.fp8.returned:
-        say(f"in bf16 since they saturated too often: {', '.join(state.fp8.returned)}.")
+    again = [site for site in returned_in(start.values["state"]) if site not in state.returned]
+    if again:
+        say(f"fp8 again, in NVIDIA's modules, though they had returned to bf16: {', '.join(again)}.")
     for line in (*lines, *changed_options(config, start)):
         say(line)

@@ -12,7 +12,7 @@ import redline
 from redline.formulas.flops import Convention, TokenFlops
 from redline.ledger import Ledger, RunSummary, Skew, StepAccount, ValidRecord, mfu
 from redline.run.folder import RunFolder
-from redline.run.fp8 import Fp8Watch
+from redline.run.fp8 import Fp8Watch, choices_now
 from redline.run.memory import measured_activations, measured_memory
 from redline.run.opening import OpenRun
 from redline.run.profiling import ledger_of
@@ -68,7 +68,7 @@ def summarize(
         valid_loss=valid.loss if valid else None,
         unigram_loss=run.corpus.unigram_loss(run.config.data.split) if run.corpus and valid else None,
         skipped_steps=state.optimizer.skipped_steps,
-        choices=run.choices,
+        choices=choices_now(run.choices, plan.fp8, state.returned),
         files={
             "configuration": str(folder.config),
             "metrics": str(folder.metrics),
@@ -103,6 +103,7 @@ def summarize(
             "compiled": run.compiled and run.compiled.as_dict(),
             "ledger": ledger_of(account),
             "fp8": fp8.worst() if fp8 is not None else [],
+            "fp8_returned": state.returned,
             "test_loss": None if test is None else test.loss,
             "data": [
                 {"split": part.split, "name": part.name, "weight": part.weight, "epochs": part.epochs}

@@ -2,7 +2,7 @@
 
 from redline.step.evaluate import Evaluation, evaluate
 from redline.step.loop import FINISHED, Action, train
-from redline.step.state import TrainState
+from redline.step.state import TrainState, returned_in
 from redline.step.stop import SignalWatch, StopConditions
 from redline.step.train_step import StepOutcome, TrainStep
 
@@ -16,5 +16,6 @@ __all__ = [
     "TrainState",
     "TrainStep",
     "evaluate",
+    "returned_in",
     "train",
 ]

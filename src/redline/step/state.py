@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -33,6 +33,8 @@ class TrainState:
         schedule_samples: sequences of the steps that were applied: the place in the learning-rate schedule.
         nonfinite_steps: steps with a NaN or Inf that a loss scale does not explain.
         fp8: scales and histories of the GEMMs in fp8; None without.
+        returned: GEMMs that saturated too often, and the step after which each ran in bf16; kept through
+            parts of the run without fp8, forgotten where NVIDIA's modules take all of a layer into fp8.
     """
 
     model: Transformer
@@ -43,6 +45,7 @@ class TrainState:
     schedule_samples: int = 0
     nonfinite_steps: int = 0
     fp8: Fp8Gemms | EngineFp8 | None = None
+    returned: dict[str, int] = field(default_factory=dict)
 
     @property
     def shape(self) -> ModelShape:
@@ -123,12 +126,14 @@ class TrainState:
         values = {name: getattr(self, name) for name in COUNTERS} | {
             "optimizer": self.optimizer.state_values()
         }
-        return values | ({"fp8": self.fp8.values()} if self.fp8 else {})
+        fp8 = self.fp8.state.values() if self.fp8 else {}
+        fp8 |= {"bf16": self.returned} if self.returned else {}
+        return values | ({"fp8": fp8} if fp8 else {})
 
     def load_values(self, values: Mapping[str, Any]) -> None:
         """Take over `values()` of an earlier run; to be called once the tensors are filled.
 
-        Raises: CheckpointError when a counter is missing.
+        Raises: CheckpointError when a counter is missing, or a GEMM cannot stay in bf16 (see Fp8Gemms).
         """
         missing = [name for name in (*COUNTERS, "optimizer") if name not in values]
         if missing:
@@ -141,7 +146,16 @@ class TrainState:
             setattr(self, name, int(values[name]))
         self.optimizer.load_state_values(values["optimizer"])
         if self.fp8 and self.fp8.state.fits(values.get("fp8")):
-            self.fp8.load_values(values["fp8"])
+            self.fp8.state.load_values(values["fp8"])
+        self.returned = {} if isinstance(self.fp8, EngineFp8) else returned_in(values)
+        if isinstance(self.fp8, Fp8Gemms):
+            self.fp8.keep_in_bf16(self.returned)
+
+
+def returned_in(values: Mapping[str, Any]) -> dict[str, int]:
+    """`returned` of `TrainState.values()`, of earlier ones too, which named no steps: by then, at least."""
+    found = values.get("fp8", {}).get("bf16", {})
+    return dict(found) if isinstance(found, Mapping) else dict.fromkeys(found, int(values["iteration"]))
 
 
 def _boxes(tensor: Tensor) -> dict[torch.Size, Tensor]:

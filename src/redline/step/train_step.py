@@ -195,8 +195,12 @@ class TrainStep:
 
     def _renew_scales(self) -> None:
         """Of fp8, once the parameters are updated."""
-        for line in self.state.fp8.step() if self.state.fp8 is not None else ():
-            self._say(line)
+        fp8, step = self.state.fp8, self.state.iteration + 1
+        for site, operand in fp8.step().items() if fp8 is not None else ():
+            assert fp8 is not None
+            self.state.returned[site] = step
+            row = f"{fp8.state.spec.patience} steps in a row, up to step {step} (--fp8-return-to-bf16)"
+            self._say(f"{site} runs in bf16 from here on: its operand {operand} saturated in {row}.")
 
     def _dropout(self, batch: Microbatch, iteration: Tensor) -> DropoutState | None:
         if self._dropout_keys is None:
