@@ -38,6 +38,22 @@ def test_long_help_has_every_option_and_says_what_waits() -> None:
     assert "PyTorch's fully sharded data parallel. [not part of Redline]" in squeezed
 
 
+def test_a_switch_that_follows_something_else_says_what() -> None:
+    """Neither on nor off by default, it has both forms; help and page name what decides."""
+    words, page = " ".join(format_help(short=False, width=200).split()), options_page().splitlines()
+    follow = [each for each in options() if each.kind is bool and each.default is None]
+    for switch in follow:
+        if switch.state == "active":
+            shown = f"--[no-]{switch.flag[2:]}"
+            assert (
+                switch.spec.unset and f" {shown} {switch.spec.help} [default: {switch.spec.unset}]" in words
+            )
+            (row,) = [row for row in page if row.startswith(f"| `{shown}` |")]
+            assert row.split(" | ")[1] == switch.spec.unset
+    fused = [switch.flag for switch in follow if switch.spec.unset == "as --transformer-impl"]
+    assert len(fused) == 10 and "--persist-layer-norm" in fused and "--adamw-fusion" in fused
+
+
 @pytest.mark.parametrize("width", [40, 72, 200])
 def test_help_fits_the_terminal(width: int) -> None:
     for line in format_help(short=False, width=width).splitlines():

@@ -56,7 +56,7 @@ def _row(option: Option) -> str:
 
 
 def _default(option: Option) -> str:
-    return "" if option.default in (None, ()) else f"`{show_value(option.default)}`"
+    return option.spec.unset if option.default in (None, ()) else f"`{show_value(option.default)}`"
 
 
 def _state(option: Option) -> str:

@@ -56,6 +56,7 @@ class Spec:
         refused: single values that are refused, and why.
         built_in: why Redline always does this.
         already: values of a refused or built-in option that describe what happens anyway.
+        unset: what a switch that is neither on nor off by default follows, as "as --transformer-impl".
         other: a value apart from the default, for tests, where one cannot be guessed.
         megatron: Megatron-LM's default, where it differs ("required" when there is none).
         own: an option that Megatron-LM does not have.
@@ -77,6 +78,7 @@ class Spec:
     refused: Mapping[Any, Waits] = field(default_factory=dict)
     built_in: str = ""
     already: tuple[Any, ...] = ()
+    unset: str = ""
     other: Any = UNSET
     megatron: Any = UNSET
     own: bool = False

@@ -88,6 +88,7 @@ def remark(option: Option) -> str:
         remarks.append("built in")
     elif option.kind is bool:
         remarks += ["on by default"] if option.default else []
+        remarks += [f"default: {option.spec.unset}"] if option.spec.unset else []
     elif option.default not in (None, ()):
         remarks.append(f"default {show_value(option.default)}")
     if option.spec.waits_for:

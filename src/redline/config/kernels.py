@@ -1,15 +1,15 @@
 """[kernels]: which implementation of the model's operators runs."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from redline.config.flags import Section, flag
 from redline.config.waits import CUSTOM_CODE, INFERENCE_ONLY, TRANSFORMER_ENGINE_PARTS
 
 
-def fusion(help: str, megatron: bool = True) -> bool | None:
+def fusion(help: str, **facts: Any) -> bool | None:
     """A fused operator: unset lets --transformer-impl decide."""
-    fused: bool | None = flag(None, megatron=megatron, help=help)
+    fused: bool | None = flag(None, help=help, unset="as --transformer-impl", **facts)
     return fused
 
 
@@ -31,23 +31,23 @@ class KernelsConfig(Section):
     gradient_accumulation_fusion: bool = flag(
         True, help="Add weight gradients to the main gradient inside their GEMM."
     )
-    bias_gelu_fusion: bool | None = fusion("One kernel for bias and GELU, plain or gated, or squared ReLU.")
-    bias_swiglu_fusion: bool | None = fusion("One kernel for bias and SwiGLU.")
-    bias_dropout_fusion: bool | None = fusion("One kernel for bias, dropout and residual.")
-    masked_softmax_fusion: bool | None = fusion("One kernel for scale, mask and softmax.")
-    rope_fusion: bool | None = fusion("One kernel for the rotation of queries and keys.")
-    persist_layer_norm: bool | None = fusion("One persistent kernel for a norm.")
+    bias_gelu_fusion: bool | None = fusion(
+        "One kernel for bias and GELU, plain or gated, or squared ReLU.", megatron=True
+    )
+    bias_swiglu_fusion: bool | None = fusion("One kernel for bias and SwiGLU.", megatron=True)
+    bias_dropout_fusion: bool | None = fusion("One kernel for bias, dropout and residual.", megatron=True)
+    masked_softmax_fusion: bool | None = fusion("One kernel for scale, mask and softmax.", megatron=True)
+    rope_fusion: bool | None = fusion("One kernel for the rotation of queries and keys.", megatron=True)
+    persist_layer_norm: bool | None = fusion("One persistent kernel for a norm.", megatron=True)
     fused_residual_rmsnorm: bool = flag(
         False, help="One kernel for residual and RMSNorm: its backward adds the residual's gradient."
     )
-    embedding_fusion: bool | None = flag(
-        None, own=True, help="One kernel for the embedding, whose gradient is summed in sorted order."
+    embedding_fusion: bool | None = fusion(
+        "One kernel for the embedding, whose gradient is summed in sorted order.", own=True
     )
-    adamw_fusion: bool | None = flag(
-        None, own=True, help="One kernel for clipping, AdamW and the rounded parameter."
-    )
-    grad_norm_fusion: bool | None = flag(
-        None, own=True, help="One read of the gradients for their norm and the count of zeros."
+    adamw_fusion: bool | None = fusion("One kernel for clipping, AdamW and the rounded parameter.", own=True)
+    grad_norm_fusion: bool | None = fusion(
+        "One read of the gradients for their norm and the count of zeros.", own=True
     )
     cross_entropy_loss_fusion: bool | None = fusion(
         "One kernel for the loss and its gradient.", megatron=False

@@ -26,12 +26,14 @@ class OverlapConfig(Section):
     overlap_grad_reduce: bool | None = flag(
         None,
         megatron=False,
-        help="Reduce gradients during the backward pass; unset: on where there are dp ranks.",
+        unset="on where there are dp ranks",
+        help="Reduce gradients during the backward pass.",
     )
     overlap_param_gather: bool | None = flag(
         None,
         megatron=False,
-        help="Gather parameters during the forward pass; unset: on with the distributed optimizer.",
+        unset="on with the distributed optimizer",
+        help="Gather parameters during the forward pass.",
     )
     overlap_param_gather_with_optimizer_step: bool = flag(
         False,

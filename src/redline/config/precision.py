@@ -122,7 +122,8 @@ class PrecisionConfig(Section):
         megatron=False,
         account="memory",
         needs=ON_FP8,
-        help="Keep the weights of GEMMs in fp8 alone, and gather them as bytes; unset: on where that can be.",
+        unset="on where that can be",
+        help="Keep the weights of GEMMs in fp8 alone, and gather them as bytes.",
     )
     first_last_layers_bf16: bool = flag(False, needs=ON_FP8, help="First and last layers in bf16.")
     num_layers_at_start_in_bf16: int | None = flag(
