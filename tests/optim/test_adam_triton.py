@@ -73,7 +73,7 @@ def test_steps_equal_those_of_torch(recipe, clip, kernel_device):
     (A last bit of a parameter changes the noise that rounds to 8 bits: tests/kernels compares those.)
     """
     triton, torch_ = (Run(recipe, impl, kernel_device, clip_grad=clip) for impl in ("triton", "fused"))
-    assert (triton.optimizer.adam.choice.ran, torch_.optimizer.adam.choice.ran) == ("triton", "fused")
+    assert (triton.optimizer.adam.ran, torch_.optimizer.adam.ran) == ("triton", "fused")
     for index in range(6):
         decoupled = 3e-3 if index % 2 else None
         got, want = (run.step(index, 0.02 * (1 + index), decoupled_lr=decoupled) for run in (triton, torch_))

@@ -16,7 +16,9 @@ GPT = ModelShape(
     num_layers=2, hidden=64, ffn=256, num_heads=4, num_groups=4, head_dim=16, vocab_size=100,
     padded_vocab_size=128, max_positions=64,
 )  # fmt: skip
-LLAMA = replace(GPT, activation="swiglu", normalization="RMSNorm", position="rope", bias_linear=False)
+LLAMA = replace(
+    GPT, activation="swiglu", normalization="RMSNorm", position="rope", bias_linear=False, qk_norm="norm"
+)
 GPU = Conditions(device="cuda", precision="bf16", attention="unfused")
 CPU = Conditions(device="cpu", precision="fp32", attention="unfused", why_not="there is no GPU")
 SWITCHES = {
@@ -159,10 +161,24 @@ def test_two_kinds_of_fused_loss():
 
 
 def test_a_model_too_wide_for_one_kernel_loses_that_one():
-    limited = replace(GPU, limits={"norm": "a hidden size of 40000 is above the kernel's 32768"})
-    choice = choose(conditions=limited)
-    assert choice.fused == ALL - {"norm", "qk_norm"}
-    (why,) = [each.why for each in choice.choices if each.what == "persist-layer-norm"]
-    assert "40000" in why
-    with pytest.raises(ConfigError, match="40000"):
-        choose(conditions=limited, persist_layer_norm=True)
+    """Norm and q/k norm share a switch, and no limit: each is fused where its own kernel takes the model."""
+    wide, head = "a hidden size of 40000 is above 32768", "a head of 4096 channels is above 2048"
+    for limits, lost, said in (
+        ({"norm": wide}, {"norm"}, ("qk norm fused, norm local", wide)),
+        ({"qk_norm": head}, {"qk_norm"}, ("norm fused, qk norm local", head)),
+        ({"norm": wide, "qk_norm": head}, {"norm", "qk_norm"}, ("local", f"{wide}; {head}")),
+    ):
+        limited = replace(GPU, limits=limits)
+        found = choose(conditions=limited)
+        assert found.fused == ALL - lost
+        (choice,) = [each for each in found.choices if each.what == "persist-layer-norm"]
+        assert (choice.asked, choice.ran, choice.why) == ("auto", *said)
+        with pytest.raises(ConfigError, match=said[1]):
+            choose(conditions=limited, persist_layer_norm=True)
+
+
+@pytest.mark.parametrize(("shape", "operators"), [(GPT, "norm"), (LLAMA, "norm and qk norm")])
+def test_the_record_names_what_the_model_has(shape, operators):
+    (choice,) = [each for each in choose(shape).choices if each.what == "persist-layer-norm"]
+    assert choice.why == f"one kernel for {operators}"
+    assert ("qk_norm" in choose(shape).fused) == ("qk" in operators)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -144,9 +144,7 @@ def assemble(
     bits = determinism(config.train.deterministic_mode, device.type, attention_choice.ran, kernels.fused)
     shared = SharedParameters(tp.group, shared_parameters(plan.shape, tp.rank, sequence=tp.sequence))
     optimizer = make_optimizer(config, buffers, recipe, kernels.fused, shared, ranks)
-    asked = {None: "auto", True: "triton", False: "fused"}[config.kernels.adamw_fusion]
-    adam = replace(optimizer.adam.choice, asked=asked)
-    choices = (*kernels.choices, adam, attention_choice, *kept_choices, *tp_choices, bits)
+    choices = (*kernels.choices, attention_choice, *kept_choices, *tp_choices, bits)
     return Assembly(plan, model, optimizer, fp8, recipe, choices)
 
 

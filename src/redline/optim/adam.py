@@ -18,18 +18,11 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from redline.choice import Choice
-from redline.optim.adam_options import AdamOptions, Step
+from redline.optim.adam_options import AdamImpl, AdamOptions, Step
 from redline.optim.adam_torch import TorchUpdate
 from redline.optim.adam_triton import TritonUpdate
 from redline.optim.flat import FlatBuffers
 from redline.optim.host_states import HostStates
-
-WHAT_RUNS = {
-    "fused": "PyTorch's fused kernel: one pass over all state",
-    "triton": "one kernel for clipping, update and rounding, each element read and written once",
-    "reference": "the plain twin was asked for by name",
-}
 
 
 class Update(Protocol):
@@ -49,20 +42,19 @@ class AdamW:
         overlap: states in host memory travel while others are updated, on streams of their own.
 
     Attributes:
-        choice: which implementation runs, and why.
+        ran: the implementation that runs, which "auto" leaves to PyTorch ("fused").
     """
 
     def __init__(self, buffers: FlatBuffers, options: AdamOptions, *, overlap: bool = True) -> None:
         self.options = options
-        ran = "fused" if options.impl == "auto" else options.impl
-        self.choice = Choice("optimizer-impl", options.impl, ran, WHAT_RUNS[ran])
+        self.ran: AdamImpl = "fused" if options.impl == "auto" else options.impl
         shards = [shard for shard in buffers.shards if shard.trainable]
         here = [shard for shard in shards if not shard.away]
         self.away = HostStates([shard for shard in shards if shard.away], buffers.device, overlap=overlap)
         self._here, updated = len(here), [*here, *self.away.buffers]
         self.update: Update = (
             TritonUpdate(updated, options)
-            if ran == "triton"
+            if self.ran == "triton"
             else TorchUpdate(updated, options, buffers.main_dtype)
         )
 

@@ -7,7 +7,7 @@ machine and the kernels know (`why_not`, `limits`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from redline.choice import Choice
@@ -95,18 +95,17 @@ def choose_kernels(config: KernelsConfig, shape: ModelShape, at: Conditions) -> 
             choices.append(_choice(switch, asked, "local", f"nothing to switch off: {switch.absent}"))
         if switch.absent or (asked is None and whole.ran == "local"):
             continue
-        reason = at.refusal or next((at.limits[each] for each in switch.operators if each in at.limits), None)
-        if asked and reason:
+        reasons = {each: why for each in switch.operators if (why := at.refusal or at.limits.get(each))}
+        if asked and reasons:
+            reason = "; ".join(dict.fromkeys(reasons.values()))
             raise _refused(
                 switch.field, reason, f"leave {to_flag(switch.field)} out; its plain twin then runs."
             )
-        runs = asked is not False and reason is None
-        if runs:
-            fused.update(switch.operators)
+        run = [each for each in switch.operators if asked is not False and each not in reasons]
+        fused.update(run)
         if whole.ran == "transformer_engine" and "activation" in switch.operators:
             continue  # it is inside the package's MLP, which keeps what the fused one keeps
-        why = _why(switch, asked, reason)
-        choices.append(_choice(switch, asked, ("fused" if runs else "local"), why))
+        choices.append(_choice(switch, asked, _ran(switch, run), _why(switch, asked, reasons)))
     if config.fused_residual_rmsnorm:
         _check_residual(shape, fused)
         fused.add("residual_norm")
@@ -160,6 +159,8 @@ def _switches(config: KernelsConfig, shape: ModelShape, at: Conditions) -> Itera
     )
     for name, operators in SWITCHES.items():
         acting = (loss,) if name == "cross_entropy_loss_fusion" else operators
+        if shape.qk_norm == "none":
+            acting = tuple(each for each in acting if each != "qk_norm")
         yield Switch(name, acting, _absent(name, shape, at.attention))
 
 
@@ -175,12 +176,24 @@ def _absent(name: str, shape: ModelShape, attention: str) -> str | None:
     return None
 
 
-def _why(switch: Switch, asked: bool | None, reason: str | None) -> str:
+def _ran(switch: Switch, run: Sequence[Operator]) -> str:
+    """What runs of a switch's operators, of which each has limits of its own."""
+    if run and len(run) < len(switch.operators):
+        plain = [each for each in switch.operators if each not in run]
+        return f"{_words(run)} fused, {_words(plain)} local"
+    return "fused" if run else "local"
+
+
+def _words(operators: Iterable[Operator]) -> str:
+    return " and ".join(operators).replace("_", " ")
+
+
+def _why(switch: Switch, asked: bool | None, reasons: Mapping[Operator, str]) -> str:
     if asked is False:
         return f"switched off by --no-{to_flag(switch.field)[2:]}"
     if asked:
         return "asked for by name"
-    return reason or f"one kernel for {' and '.join(switch.operators).replace('_', ' ')}"
+    return "; ".join(dict.fromkeys(reasons.values())) or f"one kernel for {_words(switch.operators)}"
 
 
 def _choice(switch: Switch, asked: bool | None, ran: str, why: str) -> Choice:
