@@ -122,3 +122,20 @@ def test_switches_reach_the_run(train: Any) -> None:
     assert rooms(one) == {"gated_triton"}
     assert rooms(out) == {"gated_triton", "cross_entropy", "bias_dropout_add", "rotary"}
     assert one.losses == pytest.approx(out.losses, rel=1e-4)
+
+
+def test_the_interpreter_as_released_is_refused_at_the_start(tmp_path: Path) -> None:
+    """It fails in the middle of a step, or rounds otherwise than a GPU; `auto` is the mend."""
+    pytest.importorskip("triton", reason="the package triton is not installed")
+    environment = {
+        **os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "XDG_CACHE_HOME": str(tmp_path),
+    }  # fmt: skip
+    words = f"train {TINY} {SMALLER} --transformer-impl fused --save {tmp_path / 'run'}".split()
+    code = f"{QUICK_START}import sys\nfrom redline.cli.main import main\nsys.exit(main({words!r}))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "ConfigError: --transformer-impl fused cannot run here." in done.stderr
+    assert "Triton's interpreter, which TRITON_INTERPRET asks for" in done.stderr
+    assert "mend: use --transformer-impl auto" in done.stderr and "Traceback" not in done.stderr

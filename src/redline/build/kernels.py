@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from redline.formulas.operators import Operator
-from redline.kernels.common import why_not_on
+from redline.kernels.common import why_not_interpreted, why_not_on
 from redline.kernels.masked_softmax import op as masked_softmax
 from redline.kernels.qk_norm import op as qk_norm
 from redline.kernels.rms_norm import op as rms_norm
@@ -24,8 +24,9 @@ def kernel_conditions(
         interpret: whether kernels may run interpreted where there is no GPU.
     """
     why_not = why_not_on(device.type)
-    if why_not is None and device.type == "cpu" and not interpret:
-        why_not = "the run is on a CPU, and Triton's kernels need an NVIDIA GPU"
+    if why_not is None and device.type == "cpu":
+        on_cpu = "the run is on a CPU, and Triton's kernels need an NVIDIA GPU"
+        why_not = why_not_interpreted() if interpret else on_cpu
     shape = plan.shape
     limits: dict[Operator, str] = {}
     if shape.hidden > rms_norm.MAX_COLS:

@@ -88,6 +88,10 @@ def why_not_on(device: torch.device | str) -> str | None:
 why_not_on._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
+# Why kernels must not run on a CPU though Triton interprets, or None; asked where `why_not_on` has no reason.
+why_not_interpreted: Callable[[], str | None] = lazily("redline.kernels.interpreter", "why_not_interpreted")
+
+
 def no_kernel_for(dtype: torch.dtype) -> str:
     """The reason why not, of a dtype that is none of FUSED_DTYPES."""
     return f"no fused kernel for {dtype} (bf16, fp16 and fp32 have one)"

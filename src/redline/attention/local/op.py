@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 
 from redline.attention.probe import probe
 from redline.attention.spec import AttentionDropout, MaskSpec, Request, check_shapes
-from redline.kernels.common import FUSED_DTYPES, lazily, operator, why_not_on
+from redline.kernels.common import FUSED_DTYPES, lazily, operator, why_not_interpreted, why_not_on
 
 MAX_HEAD_DIM = 256
 
@@ -47,7 +47,7 @@ def supports(request: Request) -> str | None:
     if request.device_type == "cpu" and request.dtype == torch.bfloat16:
         return "Triton's interpreter, which runs it on a CPU, multiplies the bits of bf16, not the values"
     if (reason := why_not_on(request.device_type)) or request.device_type == "cpu":
-        return reason
+        return reason or why_not_interpreted()
     told = probe(local_attention, request)  # compiles, which a card with little shared memory may refuse
     return told and f"its kernels do not run on this card: {told}"
 
