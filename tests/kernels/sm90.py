@@ -91,6 +91,14 @@ FP8_GATE = {"KIND": "silu", "GATED": True, "LIMIT": None, "SHIFT": 0.0, "MAX": 0
 FP8_LIMITED = {"KIND": "quick", "LIMIT": 7.0, "SHIFT": 1.0}
 FP8_BACKWARD = {"dy": "bf16", "x": "bf16", "q": "fp8e5", "qt": "fp8e5"} | FP8_STATE
 FP8_BIAS = {"bias": "bf16", "partial": "fp32"}
+FP8_FORMS: tuple[tuple[str, dict[str, str], dict[str, Any]], ...] = (  # as FP8_BACKWARDS
+    ("activation backward", {"q": "fp8e4nv", "qt": "fp8e4nv"}, {}),
+    ("activation backward", {"dy": "fp16", "x": "fp16"}, {}),
+    ("biased gated activation backward", FP8_BIAS | {"dy": "fp32", "x": "fp32"}, {"KIND": "tanh"}),
+    ("biased gated activation backward", FP8_BIAS, {}),
+    ("biased activation backward", FP8_BIAS, {"KIND": "exact", "GATED": False}),
+    ("biased activation backward", FP8_BIAS, {"KIND": "relu2", "GATED": False}),
+)
 FP8_BACKWARDS: tuple[tuple[str, dict[str, str], dict[str, Any]], ...] = (  # tile, more pointers, form
     ("activation backward", {}, {}),
     ("activation backward", {}, {"KIND": "tanh", "GATED": False}),
@@ -262,6 +270,21 @@ KERNELS = (
     ),
     *(
         Kernel(
+            "fp8.turned:_cast_both_kernel",
+            {"x": kind, "q": "fp8e5", "qt": "fp8e5"} | FP8_STATE,
+            {"MAX": 0.0, "ROWS": True},
+            tile="cast both",
+            wide=not odd,
+            odd=odd,
+        )
+        for kind, odd in (
+            ("bf16", frozenset[str]()),
+            ("bf16", ODD_ROWS),
+            ("fp16", frozenset[str]()),
+        )
+    ),
+    *(
+        Kernel(
             "fp8.turned:_transpose_kernel",
             {"q": "u8", "qt": "u8"},
             {"MAX": 0.0, "WHOLE": tile == "transpose"},
@@ -291,6 +314,16 @@ KERNELS = (
             (True, ODD_ROWS),
             (False, ODD_ROWS | {"cols"}),
         )
+    ),
+    *(
+        Kernel(
+            "fp8.turned:_backward_kernel",
+            FP8_BACKWARD | pointers,
+            FP8_GATE | form | {"ROWS": True},
+            tile=tile,
+            ahead="x" not in pointers,
+        )
+        for tile, pointers, form in FP8_FORMS
     ),
     *(
         Kernel(
@@ -431,7 +464,9 @@ def faults(kernel: Kernel, cubin: bytes) -> list[str]:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        listing = subprocess.run([disassembler, file.name], capture_output=True, text=True, check=True).stdout
+        # code alone, and nothing about where its values come from: a third of the time
+        command = [disassembler, "-c", "-ndf", file.name]
+        listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     spilled = re.findall(r"\b(?:LDL|STL)[.\w]*", listing)
     found = sorted(set(spilled))
     # The stack pointer as a number: what ptxas takes where it has lost the register of a value.

@@ -92,12 +92,47 @@ def test_amax_only_rises(device):
     assert amax.item() == 100.0
 
 
-@pytest.mark.parametrize("size", [(50, 48), (16, 33), (256, 128)])
+@pytest.mark.parametrize("size", [(50, 48), (16, 33), (256, 128), (256, 40)])
 def test_transpose_pads_with_zeros(device, size):
-    """The last is a whole tile, which goes without masks."""
+    """One is a whole tile, which goes without masks, one is as high."""
     q = tensor(device, *size).to(E5M2)
     assert same(fp8.transpose(q, True), reference.transposed(q))
     assert same(fp8.transpose(q[1:, 16:], True), reference.transposed(q[1:, 16:]))
+
+
+@pytest.mark.parametrize(
+    ("group", "size", "whole"),
+    [
+        (1, (48, 64), True),
+        (1, (40, 64), False),
+        (1, (48, 40), False),
+        (2, (64, 64), True),
+        (2, (48, 64), False),  # half a group: its second program has no rows
+        (0, (48, 64), True),
+    ],
+)
+@pytest.mark.parametrize(("first", "beside", "aligned"), [(16, 32, True), (16, 24, False), (8, 32, False)])
+def test_masks_are_left_out_of_whole_tiles_alone(
+    device, monkeypatch, group, size, whole, first, beside, aligned
+):
+    """Of a part of a tensor, from column `first` on: its rows must also begin at multiples of 16 bytes."""
+    kernel, launched = pytest.importorskip("redline.kernels.fp8.kernel"), []
+    for name in ("transpose", "ragged transpose"):
+        monkeypatch.setitem(kernel.TILES, name, kernel.Tile(16, 32, 4, group=group))
+    inner = kernel._transpose_kernel
+
+    class Noted:
+        def __getitem__(self, grid):
+            def launch(*args, **named):
+                launched.append(args[7])
+                assert launched == [whole and aligned]  # before it writes where it must not
+                inner[grid](*args, **named)
+
+            return launch
+
+    monkeypatch.setattr(kernel, "_transpose_kernel", Noted())
+    q = tensor(device, size[0], size[1] + beside).to(E5M2)[:, first : first + size[1]]
+    assert same(fp8.transpose(q, True), reference.transposed(q)) and launched
 
 
 @pytest.mark.parametrize("group", [0, 1, 3])

@@ -106,6 +106,25 @@ def test_weights_equal_the_twin(device, given):
     assert torch.equal(rows.nan_to_num(7.5), columns.T.nan_to_num(7.5))
 
 
+@pytest.mark.parametrize("group", [0, 2])
+def test_squares_are_cast_once_each_whatever_their_tile(device, monkeypatch, group):
+    """They have no masks: a program too many would write beyond the weight."""
+    monkeypatch.setitem(TILES, "squares", Tile(128, 128, 8, group=group))
+    launched, w = [], tensor(device, 384, 256)
+    kernel = pytest.importorskip("redline.kernels.fp8.block_kernel")
+    inner = kernel._square_cast_kernel
+
+    class Noted:
+        def __getitem__(self, grid):
+            launched.append(grid)
+            assert grid == (2, 3)  # before it writes where it must not
+            return inner[grid]
+
+    monkeypatch.setattr(kernel, "_square_cast_kernel", Noted())
+    assert same(fp8.square_cast(w, E4M3, True), reference.square_cast(w, E4M3))
+    assert launched
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("tokens", [50, 384])
 def test_gemms_on_hopper_equal_the_emulation(tokens):

@@ -109,7 +109,7 @@ class Fp8State:
         ranks: those that share their largest values, so that all cast alike; None on one process.
 
     Attributes:
-        looks: this step counts what its casts lose, for `table`; each cast runs three times then.
+        looks: this step counts what its casts lose, for `table`; each cast runs four times then.
         overshoot: fp32 [sites, 3], the largest amax * scale / limit since `forget_overshoot`: above 1, values
             were cut off. Of delayed scaling; where tensors are measured nothing is cut off.
     """

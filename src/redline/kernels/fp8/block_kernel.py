@@ -236,6 +236,7 @@ def _square_cast_kernel(
     w_ptr, q_ptr, inverse_ptr, qt_ptr, inverse_t_ptr, rows, cols, inverse_stride, inverse_t_stride,
     TOP_EXPONENT: tl.constexpr, MAX: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
+    """A program a square, whole: there are no masks."""
     first_row, first_col = corner(SIZE, SIZE, 1)
     word, col = tl.arange(0, SIZE // 4), tl.arange(0, SIZE)
     row = word * 4
@@ -287,10 +288,9 @@ def square_cast(w: Tensor, dtype: torch.dtype) -> Blocks:
     inverse = torch.zeros((rows // SIDE, padded_squares(cols)), device=w.device)
     inverse_t = torch.zeros((cols // SIDE, padded_squares(rows)), device=w.device)
     if w.numel():
-        tile = TILES["squares"]
         with on_device_of(w):
-            _square_cast_kernel[tile.groups(rows, cols)](
+            _square_cast_kernel[(cols // SIDE, rows // SIDE)](
                 w, q, inverse, qt, inverse_t, rows, cols, inverse.stride(0), inverse_t.stride(0),
-                TOP[dtype], limit_of(dtype, w), tile.rows, num_warps=tile.warps,
+                TOP[dtype], limit_of(dtype, w), SIDE, num_warps=TILES["squares"].warps,
             )  # fmt: skip
     return q, inverse, qt, inverse_t

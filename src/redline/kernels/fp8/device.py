@@ -150,11 +150,10 @@ def words(a, b, c, d, MAX: tl.constexpr):
 
 @triton.jit
 def place(tile, cols, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr):
-    """(rows [BLOCK_ROWS], columns [BLOCK_COLS]) of a tile, in 64 bits."""
+    """(rows [BLOCK_ROWS] in 64 bits, columns [BLOCK_COLS]) of a tile."""
     strips = tl.cdiv(cols, BLOCK_COLS)
-    block = tile // strips
-    first_row, first_col = block.to(tl.int64) * BLOCK_ROWS, (tile - block * strips).to(tl.int64) * BLOCK_COLS
-    return first_row + tl.arange(0, BLOCK_ROWS), first_col + tl.arange(0, BLOCK_COLS)
+    row = (tile // strips).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    return row, tile % strips * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
 
 
 @triton.jit
@@ -196,7 +195,7 @@ def row_of(ptr, row, stride, col, rows, cols):
 
 @triton.jit
 def four_rows(ptr, row, stride, col, rows, cols):
-    """Rows `row` and the three after it, as _row_of."""
+    """Rows `row` and the three after it, as row_of."""
     a = row_of(ptr, row, stride, col, rows, cols)
     b = row_of(ptr, row + 1, stride, col, rows, cols)
     c = row_of(ptr, row + 2, stride, col, rows, cols)

@@ -104,11 +104,10 @@ def _activation_cast_kernel(
     MAX: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
 ):  # fmt: skip
     scale = tl.load(scale_ptr)
-    strips = tl.cdiv(cols, BLOCK_COLS)
+    tiles = tl.cdiv(rows, BLOCK_ROWS) * tl.cdiv(cols, BLOCK_COLS)
     largest = 0.0
-    for tile in tl.range(tl.program_id(0), tl.cdiv(rows, BLOCK_ROWS) * strips, tl.num_programs(0)):
-        row = (tile // strips).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-        col = (tile % strips) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
+    for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0)):
+        row, col = place(tile, cols, BLOCK_ROWS, BLOCK_COLS)
         mask = (row < rows)[:, None] & (col < cols)[None, :]
         offset = (row * x_stride)[:, None] + col[None, :]
         gate = _biased(x_ptr, bias_ptr, offset, col, mask, cols, 0)
@@ -169,7 +168,8 @@ def transpose(q: Tensor) -> Tensor:
     if q.numel() == 0:
         return qt
     tile = TILES["transpose"]
-    whole = not any((rows % tile.rows, cols % tile.cols, q.stride(0) % WIDE, q.data_ptr() % WIDE))
+    high = tile.rows * max(tile.group, 1)  # of a group: the grid has no part of one
+    whole = not any((rows % high, cols % tile.cols, q.stride(0) % WIDE, q.data_ptr() % WIDE))
     if not whole:
         tile = TILES["ragged transpose"]
     with on_device_of(q):  # bytes are moved, not numbers

@@ -36,7 +36,7 @@ class Tile:
     def groups(self, rows: int, cols: int) -> tuple[int, int]:
         """Programs of a tile each, as device.corner counts them; some of the last group may have no rows.
 
-        A GPU takes 65,535 groups: more than 4 million rows (or columns, where the tiles go by these).
+        A GPU takes 65,535 groups: more than 8 million rows (or columns, where the tiles go by these).
         """
         if self.group == 0:
             return ceil_div(rows, self.rows), ceil_div(cols, self.cols)
@@ -54,7 +54,7 @@ TILES = {
     "biased activation backward": Tile(128, 64, 8, group=2),
     "biased gated activation backward": Tile(64, 64, 4, group=2),
     "blocks": Tile(128, 128, 4),  # whole blocks both ways, of either size
-    "squares": Tile(128, 128, 8),
+    "squares": Tile(128, 128, 8),  # their size is the format's: only the warps are a choice
     "norm": Tile(4096, 1, 8, per_sm=4),  # elements of whole rows
 }
 

@@ -6,9 +6,9 @@ stand along T', whose padding to a multiple of 16 is written as zeros.
 
 Rows leave as words too, so C must be a multiple of 16 for both layouts: where single bytes were stored beside
 words of the same values, ptxas 12.8 lost the bytes' registers and stored others (tests/kernels/sm90.py looks
-for that in every kernel). Of another C the launchers of kernel.py have q^T made here, and turn it back. ptxas
-lost them too where Triton made a constant of one row, which leaves three of four rows to be zeros: so `rows`
-is no argument to specialise on.
+for that in every kernel, in each dtype and curve, if not in all of them together). Of another C the launchers
+of kernel.py have q^T made here, and turn it back. ptxas lost them too where Triton made a constant of one
+row, which leaves three of four rows to be zeros: so `rows` is no argument to specialise on.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
