@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 from dataclasses import replace
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -13,9 +15,11 @@ from rich.console import Console
 
 from redline.bench import kernels as bench_kernels
 from redline.bench.gate import check, draw
-from redline.bench.kernels import FULL, QUICK, _load, all_passed, cases_of, cut, libraries, rooms
+from redline.bench.kernels import FULL, QUICK, _load, all_passed, cases_of, cut, libraries
+from redline.bench.rooms import rooms, rooms_named
 from redline.cli.main import main
 from redline.errors import UsageError
+from redline.formulas.operators import OPERATORS, OPT_IN
 from redline.kernels.adamw import bench as adamw_bench
 from redline.kernels.bench_case import BenchCase, twins
 from redline.kernels.common import accumulate_into
@@ -166,6 +170,100 @@ def test_cases():
     assert {case.op for case in cases_of(["rotary", "adamw"])} == {"rotary", "adamw"}
     with pytest.raises(UsageError, match="did you mean rms_norm"):
         cases_of(["rmsnorm"])
+
+
+def test_a_room_is_found_by_the_operators_name_too(capsys):
+    """The page of the operators has both names, and the help all of them; a word may hold several."""
+    lines = (Path(__file__).parents[2] / "docs" / "kernels.md").read_text().splitlines()
+    cells = [line.strip("| ").split(" | ")[:2] for line in lines if re.match(r"\| `\w+` \|", line)]
+    table = {operator.strip("`"): re.findall(r"`(\w+)`", found) for operator, found in cells}
+    assert table.keys() == OPERATORS | OPT_IN
+    assert {operator: rooms_named([operator]) for operator in table} == table
+    assert rooms_named(["rms-norm,rope", "norm, adamw"]) == ["rms_norm", "rotary", "layer_norm", "adamw"]
+    assert main(["bench", "--help"]) == 0
+    assert set(rooms()) | table.keys() <= set(re.findall(r"\w+", capsys.readouterr().out))
+
+
+@pytest.mark.parametrize(
+    ("name", "mend"),
+    [
+        ("norms", "did you mean norm"),
+        ("swiglu", "did you mean bias_swiglu"),
+        ("rms_norm,layernorm", "did you mean layer_norm"),
+        ("gelu", "did you mean bias_gelu"),
+        ("quantum", "with commas between"),
+        ("", "with commas between"),
+    ],
+)
+def test_a_name_that_is_none_is_said_with_those_that_are(name, mend, capsys):
+    assert main(["bench", "kernels", "--only", name]) == 2
+    said = capsys.readouterr().err
+    assert f"no fused operator {name.split(',')[-1]!r}" in said and mend in said
+    assert "rope is rotary" in said and all(room in said for room in rooms())
+
+
+class Allocator:
+    """torch.cuda's counters, in a world where every operation allocates what it is told."""
+
+    def __init__(self):
+        self.now = self.peak = 0
+
+    def hold(self, num_bytes):
+        self.now += num_bytes
+        self.peak = max(self.peak, self.now)
+
+
+def test_workspace_is_what_a_call_holds_beyond_its_inputs(monkeypatch):
+    """Its forward, its backward and what both return; neither the inputs nor an earlier peak."""
+    world = Allocator()
+    world.hold(5000)  # a peak of others
+    world.hold(-4000)
+
+    class Tally(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, weight):
+            world.hold(700)  # logits
+            world.hold(-600)
+            return x * weight
+
+        @staticmethod
+        def backward(ctx, dy):
+            world.hold(850)
+            world.hold(-950)  # with what forward kept
+            return dy, None
+
+    for name, answer in (
+        ("synchronize", lambda: None),
+        ("reset_peak_memory_stats", lambda: setattr(world, "peak", world.now)),
+        ("memory_allocated", lambda: world.now),
+        ("max_memory_allocated", lambda: world.peak),
+    ):
+        monkeypatch.setattr(torch.cuda, name, answer)
+    case = norm_case(Tally.apply)
+    call = bench_kernels.Call(Tally.apply, draw(case, torch.device("cpu")))
+    assert [bench_kernels.workspace_bytes(call) for _ in range(2)] == [950, 950]
+    assert world.now == 1000
+
+
+def test_every_provider_s_row_says_its_workspace(monkeypatch):
+    """Without a GPU: the clock and the counters are stand-ins."""
+    zero = SimpleNamespace(seconds=1.0, late_s=[], late=False)
+    for name, stand_in in (
+        ("CudaClock", lambda device: None),
+        ("take_turns", lambda calls, rounds, clock: dict.fromkeys(calls, zero)),
+        ("copy_bandwidth", lambda *_: 1.0),
+        ("host_seconds", lambda *_: None),
+        ("workspace_bytes", lambda call: len(call.forward()[0])),
+    ):
+        monkeypatch.setattr(bench_kernels, name, stand_in)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    eager = norm_case(None).providers["eager"]()
+    case = replace(norm_case(eager), dtype=torch.float32)
+    row = bench_kernels.bench_case(case, torch.device("cpu"), replace(QUICK, compile=False), 1.0)
+    assert {name: rates["workspace_bytes"] for name, rates in row["providers"].items()} == {
+        "fused": 12,
+        "eager": 12,
+    }
 
 
 def test_a_library_that_breaks_is_said_so_beside_the_others():
@@ -358,8 +456,13 @@ def test_the_table():
         "eager": {**rates, "forward_s": 9e-5, "late_samples": 12, "late": ["forward", "both"]},
         "quack": {"error": "not installed: quack"},
     }
+    heads = {
+        by: {**rates, "flops_per_s": 1e14, "workspace_bytes": held}
+        for by, held in (("fused", 3 << 29), ("liger", 1 << 26))
+    }
     rows = [
         {"op": "rms_norm", "case": "16 x 4", "gate": gate, "providers": providers},
+        {"op": "loss", "case": "8 x 4", "gate": gate, "providers": heads},
         {"op": "rotary", "case": "8 x 2", "gate": {**gate, "passed": False, "worst": 3.0}, "providers": {}},
     ]
     out = io.StringIO()
@@ -372,6 +475,7 @@ def test_the_table():
         "quack: not installed: quack",
         "rms_norm 16 x 4: the host was late in every sample of eager's forward and both",
         "rotary 8 x 2: output 0 has 3.00 times",
+        "loss 8 x 4: most memory beyond the inputs: fused 1.50 GiB, liger 64.00 MiB",
     ):
         assert part in out.getvalue(), part
     assert not all_passed(rows) and all_passed(rows[:1])
@@ -386,4 +490,6 @@ def test_timings_on_a_gpu():
     fused = row["providers"]["fused"]
     assert row["gate"]["passed"] and 0 < fused["forward_s"] < fused["both_s"] < 0.1
     assert 0.1 < fused["forward_share_of_copy"] < 1.3 and 0 < fused["host_s"] < 1e-3
+    x_bytes = 2 * 16384 * 4096
+    assert 2 * x_bytes <= fused["workspace_bytes"] < 3 * x_bytes, "its result, its gradient, and a little"
     assert fused["late"] == [] and fused["late_samples"] >= 0

@@ -65,7 +65,6 @@ def test_packed_documents_beside_dense_samples(bench: Any) -> None:
     assert packed["flops_ratio"] < packed["ratio"], "less attention to compute for a token"
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU runs every row")
 def test_operators_differ_in_nothing_else(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every operator is plain in one row; the residual joins the norm only where that is RMSNorm."""
     assert all("--transformer-impl fused" in " ".join(flags) for flags in OPERATORS.values())
@@ -75,13 +74,50 @@ def test_operators_differ_in_nothing_else(bench: Any, monkeypatch: pytest.Monkey
     monkeypatch.setattr(
         "redline.bench.write_result", lambda out, case, device, rows, commit: written.append(len(rows))
     )
-    assert main(f"bench step {TINY} --operators --mock-data --out x.json".split()) == 1
+    rate = {"tokens_per_s": 1.0, "step_time_s": 1.0, "case": "tiny", "choices": []}
+    mfu = {"causal-half": {"flops_per_s": 1.0, "mfu": None}}
+    memory = {"peak_memory_bytes": 1, "predicted_memory": {"total": 1}}
+    monkeypatch.setattr(
+        "redline.bench.variants.bench_step",
+        lambda *_, **__: {**rate, **memory, "mfu": mfu, "attention": None},
+    )
+    words = f"bench step {TINY} --operators --mock-data --out x.json"
+    assert main(words.split()) == 0
     assert written == [1, 2, 3, 4, 4], "after each row, so that a run cut short leaves what it measured"
     written.clear()
-    assert (
-        main(f"bench step {TINY} --operators --mock-data --normalization RMSNorm --out x.json".split()) == 1
-    )
+    assert main(f"{words} --normalization RMSNorm".split()) == 0
     assert written == [1, 2, 3, 4, 5, 5]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU runs fused operators")
+@pytest.mark.parametrize("more", ["", "--fp64"])
+def test_operators_that_cannot_run_are_refused_once(
+    bench: Any, more: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In words of what was typed, with what to do; an older result stays."""
+    out = tmp_path / "rows.json"
+    out.write_text("older")
+    assert main(f"bench step {TINY} {more} --operators --mock-data --out {out}".split()) == 2
+    said = capsys.readouterr()
+    assert said.err.count("--operators compares fused operators, and none can run here") == 1
+    assert ("fp64" if more else "need an NVIDIA GPU") in said.err and "mend: run it where" in said.err
+    assert "--transformer-impl" not in said.err and "written" not in said.out
+    assert out.read_text() == "older"
+
+
+def test_rows_without_a_figure_leave_an_older_result(
+    bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr("redline.bench.variants.bench_step", fail)
+    out = tmp_path / "rows.json"
+    out.write_text("older")
+    assert main(f"bench step {TINY} --compare --mock-data --out {out}".split()) == 1
+    said = capsys.readouterr().out
+    assert out.read_text() == "older" and said.count(": out of memory") == len(IMPLEMENTATIONS)
+    assert f"nothing was measured, and nothing written to {out}" in said
 
 
 def test_data_beside_packed_are_refused_by_what_was_typed(capsys: pytest.CaptureFixture[str]) -> None:

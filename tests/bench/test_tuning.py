@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from redline.bench.kernels import rooms
+from redline.bench.rooms import rooms
 
 
 @pytest.fixture

@@ -2,15 +2,14 @@
 
 A case is first checked (gate.py); an operator that fails is not timed. Times are medians over rounds in which
 the providers take turns (turns.py), the L2 cache cleared and the host ahead of the device, so that they are
-the device's alone; what an eager call costs the host is measured apart, on tensors without rows and with one.
+the device's alone; what a call allocates is counted apart (`workspace_bytes`), and so is what an eager call
+costs the host, on tensors without rows and with one.
 """
 
 from __future__ import annotations
 
 import contextlib
-import difflib
 import importlib
-import pkgutil
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -22,11 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import redline.kernels
 from redline.bench.gate import Gate, check, differentiable, draw, outputs_of, upstream_of
 from redline.bench.record import Keep
+from redline.bench.rooms import rooms, rooms_named
 from redline.bench.turns import CudaClock, Turns, take_turns
-from redline.errors import UsageError
 from redline.kernels.bench_case import BenchCase, Provider
 from redline.units import GIB
 
@@ -48,27 +46,13 @@ QUICK = Effort(rounds=10, warmup=3, compile=True, cases_a_room=1)
 LIBRARIES = ("liger-kernel", "quack-kernels")  # whose operators stand beside ours
 
 
-def rooms() -> list[str]:
-    """Names of the kernel rooms."""
-    return [found.name for found in pkgutil.iter_modules(redline.kernels.__path__) if found.ispkg]
-
-
 def cases_of(only: Sequence[str] = (), effort: Effort = FULL) -> list[BenchCase]:
-    """The cases of all rooms, or of those named.
+    """The cases of all rooms, or of those named (see `rooms_named`).
 
     Raises: UsageError for a room that does not exist.
     """
-    names = rooms()
-    for name in only:
-        if name not in names:
-            near = difflib.get_close_matches(name, names, n=1)
-            raise UsageError(
-                f"there is no fused operator {name!r}.",
-                why=f"the operators are {', '.join(names)}.",
-                mend=f"did you mean {near[0]}?" if near else "name one of them; for several, repeat --only.",
-            )
     found: list[BenchCase] = []
-    for name in only or names:
+    for name in rooms_named(only) if only else rooms():
         cases = importlib.import_module(f"redline.kernels.{name}.bench").CASES
         limit = len(cases) if effort.cases_a_room is None else effort.cases_a_room
         found += [case for index, case in enumerate(cases) if index < limit or case.quick]
@@ -157,6 +141,7 @@ def bench_case(case: BenchCase, device: torch.device, effort: Effort, copy_rate:
         both = take_turns({name: call.both for name, call in calls.items()}, effort.rounds, clock)
     for name in calls:
         rates[name] = _rates(case, forward[name], both.get(name), copy_rate)
+        rates[name]["workspace_bytes"] = workspace_bytes(calls[name])
     add_host_times(case, {name: providers[name] for name in calls}, device, rates)
     row["providers"] = {name: rates[name] for name in case.providers if name in rates}
     return row
@@ -223,6 +208,19 @@ def _warm_up(call: Call, effort: Effort) -> str | None:
     except Exception as error:  # another project's kernel may fail in any way; ours has passed its gate
         return _said(error)
     return None
+
+
+def workspace_bytes(call: Call) -> int:
+    """Most bytes that a forward and its backward held at once on the current GPU, beyond their inputs.
+
+    Counted are results, gradients that are returned, what is kept for backward and every temporary tensor;
+    not the inputs (a main_grad is one), the gradients sent back, nor what the allocator holds unused.
+    """
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    call.both()
+    return torch.cuda.max_memory_allocated() - before
 
 
 def copy_bandwidth(device: torch.device, effort: Effort, num_bytes: int = GIB) -> float:

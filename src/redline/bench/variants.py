@@ -15,7 +15,7 @@ from redline.bench.record import Keep
 from redline.bench.step import bench_step
 from redline.config import Environment, parse_args
 from redline.data import IndexedWriter
-from redline.errors import ConfigError, RedlineError
+from redline.errors import ConfigError, RedlineError, UsageError
 
 LOCAL, FUSED = ("--transformer-impl", "local"), ("--transformer-impl", "fused")
 COMPILED = ("--use-torch-compile",)
@@ -70,6 +70,8 @@ def compare_operators(
 
     Embedding and optimizer are plain in a row of their own; the residual addition is joined to the norm where
     that is RMSNorm. Arguments as of `compare_implementations`.
+
+    Raises: UsageError where no fused operator can run.
     """
     normalization = parse_args(words).config.model.normalization
     variants = {
@@ -77,7 +79,15 @@ def compare_operators(
         for variant, flags in OPERATORS.items()
         if normalization == "RMSNorm" or "--fused-residual-rmsnorm" not in flags
     }
-    return _rows(words, variants, environment, steps, say, keep)
+    try:
+        return _rows(words, variants, environment, steps, say, keep, needed=FUSED)
+    except ConfigError as error:
+        raise UsageError(
+            "--operators compares fused operators, and none can run here.",
+            error.why,
+            "run it where there is an NVIDIA GPU, Triton, and bf16, fp16 or fp32 to compute in; "
+            "without --operators the step alone is measured.",
+        ) from error
 
 
 def compare_packing(
@@ -106,24 +116,36 @@ def _rows(
     steps: int,
     say: Say,
     keep: Keep,
+    needed: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
-    """Each way in turn, the words and its own flags, with the rates over those of the first that ran."""
+    """Each way in turn, the words and its own flags, with the rates over those of the first that ran.
+
+    Raises: ConfigError where the flags `needed`, which every way has, cannot be obeyed.
+    """
     rows: list[dict[str, Any]] = []
     for variant, flags in variants.items():
         row = {"variant": variant, "flags": [*words, *flags]}
-        rows.append(row | _measured(variant, words, flags, environment, steps, say))
+        rows.append(row | _measured(variant, words, flags, environment, steps, say, needed))
         keep(_with_ratios(rows))
     return rows
 
 
 def _measured(
-    variant: str, words: Sequence[str], flags: Sequence[str], environment: Environment, steps: int, say: Say
+    variant: str,
+    words: Sequence[str],
+    flags: Sequence[str],
+    environment: Environment,
+    steps: int,
+    say: Say,
+    needed: Sequence[str],
 ) -> dict[str, Any]:
     """One way; one that fails does not cost the others their figures."""
     say(f"{variant}:")
     try:
         row = bench_step(parse_args([*words, *flags]), environment, steps=steps, say=say)
     except (RedlineError, RuntimeError) as error:
+        if needed and isinstance(error, ConfigError) and error.what.startswith(" ".join(needed)):
+            raise
         row = {"error": _said(error, flags)}
     # The next one starts with an empty device and compiles for itself.
     gc.collect()

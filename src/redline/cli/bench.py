@@ -20,7 +20,7 @@ Measure this machine. Results go to a JSON file that names commit, versions and 
 usage: redline bench step [--steps N] [--compare] [--operators] [--packed] [--out FILE]
                           [CONFIG.toml] [flags of `redline train`]
        redline bench attention [--quick] [--out FILE]
-       redline bench kernels [--only NAME ...] [--quick] [--out FILE]
+       redline bench kernels [--only NAME,...] [--quick] [--out FILE]
        redline bench comm [--nproc-per-node N] [--quick] [--out FILE]        (or under torchrun)
        redline bench gemm [--out FILE]
        redline bench data [--tokens N] [--out FILE]
@@ -28,7 +28,8 @@ usage: redline bench step [--steps N] [--compare] [--operators] [--packed] [--ou
   step       whole optimizer steps: tokens/s, MFU, peak memory (default: 10 steps of the demo)
   attention  each attention backend, checked, then timed over head sizes, lengths, groups, packed or not; and
              whether --attention-backend auto takes the best
-  kernels    each fused operator, checked, then timed beside its plain twin, torch.compile, liger, quack
+  kernels    each fused operator, checked, then timed beside its plain twin, torch.compile, liger, quack; what
+             each allocates beyond its inputs
   comm       all-reduce, all-gather, reduce-scatter and send over the ranks of the job, 64 KiB to 1 GiB (on
              CPUs to 4 MiB): seconds, and the line through them, beside what the cost model assumes
   gemm       weight gradients added inside their GEMM beside a GEMM and an addition, at every linear of the
@@ -41,9 +42,12 @@ usage: redline bench step [--steps N] [--compare] [--operators] [--packed] [--ou
   --operators     the step with plain operators, with fused ones, with the embedding and with the optimizer
                   plain again, and with the residual in the norm; GEMMs and attention are alike
   --packed        skewed documents packed, beside samples that are one document each (give no data)
-  --only NAME     this operator alone, for example rms_norm; may be repeated
-  --quick         few rounds of one case an operator (two of the head and loss); of attention, few shapes; of
-                  comm, every other size
+  --only NAME,... these operators alone, by commas or repeated: adamw, bias_dropout_add, bias_geglu,
+                  bias_gelu, bias_squared_relu, bias_swiglu, cross_entropy, embedding, fp8, grad_norm,
+                  layer_norm, linear_cross_entropy, masked_softmax, qk_norm, rms_norm, rotary; or, as options
+                  and record have them, norm, residual_norm, rope, activation
+  --quick         few rounds of one case an operator (two of rotary, and of head and loss); of attention, few
+                  shapes; of comm, every other size
   --nproc-per-node N   processes to start here
   --tokens N      size of the corpus (default: 100000000)
   --out FILE      where the result goes, in place of an older one (default: bench-CASE.json)
@@ -53,7 +57,7 @@ examples:
   redline bench step
   redline bench step --preset llama3.2-1b --mock-data --train-iters 20 --steps 10 --out 1b.json
   redline bench attention --quick
-  redline bench kernels --only rms_norm --only linear_cross_entropy"""
+  redline bench kernels --only norm,linear_cross_entropy"""
 SOURCES = (
     *("data_path", "train_data_path", "valid_data_path", "test_data_path", "mock_data"),
     *("data_args_path", "per_split_data_args_path"),
@@ -91,16 +95,23 @@ def main(argv: Sequence[str]) -> int:
     if not rows:  # another process has them
         return code
 
-    keep(device, rows)
-    print(f"written to {out}")
+    written = keep(device, rows)
+    print(f"written to {out}" if written else f"nothing was measured, and nothing written to {out}")
     return code
 
 
-def _keep(out: Path, case: str, commit: str | None, device: str, rows: list[dict[str, Any]]) -> None:
-    """Write the rows there are: also after each one of a long measurement, which may be cut short."""
+def _keep(out: Path, case: str, commit: str | None, device: str, rows: list[dict[str, Any]]) -> bool:
+    """Write the rows there are: also after each one of a long measurement, which may be cut short.
+
+    Rows without a figure are not written, which would cost an older result of that name; whether these were.
+    """
+    if all("error" in row for row in rows):
+        return False
+
     from redline.bench import write_result
 
     write_result(out, case, device, rows, commit)
+    return True
 
 
 def _require_writable(path: Path) -> None:
@@ -114,7 +125,7 @@ def _require_writable(path: Path) -> None:
 
 # Each returns the device, the rows and the exit code.
 Measured = tuple[str, list[dict[str, Any]], int]
-Keep = Callable[[str, list[dict[str, Any]]], None]
+Keep = Callable[[str, list[dict[str, Any]]], bool]
 
 
 def _step(words: list[str], *, keep: Keep) -> Measured:
@@ -137,7 +148,7 @@ def _step(words: list[str], *, keep: Keep) -> Measured:
     environment = read_environment()
     rows: list[dict[str, Any]] = []
 
-    def keep_beside(before: list[dict[str, Any]]) -> Callable[[list[dict[str, Any]]], None]:
+    def keep_beside(before: list[dict[str, Any]]) -> Callable[[list[dict[str, Any]]], bool]:
         return lambda found: keep(_device_of(before + found), before + found)
 
     for wanted, measure in (
@@ -226,8 +237,8 @@ def _attention(words: list[str], *, keep: Keep) -> Measured:
 
 def _kernels(words: list[str], *, keep: Keep) -> Measured:
     only: list[str] = []
-    while name := _take(words, "--only", ""):
-        only.append(name)
+    while any(word.partition("=")[0] == "--only" for word in words):
+        only.append(_take(words, "--only", ""))
     quick = _take_switch(words, "--quick")
     if words:
         raise UsageError(f"redline bench kernels knows no {words[0]!r}.", mend="see `redline bench --help`.")

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from redline.report.tables import new_table
+from redline.units import format_bytes
 
 NONE = "-"
 
@@ -17,7 +18,8 @@ def print_kernels(rows: Sequence[Mapping[str, Any]], console: Console | None = N
     """Print the rows of `redline bench kernels`: one line a provider; the fastest of a case is green.
 
     "both" is forward and backward; "copy" the share of a device-to-device copy's rate that the bytes reach;
-    "host" is what an eager forward costs the host on tensors without rows, and with one.
+    "host" is what an eager forward costs the host on tensors without rows, and with one. Below the table
+    stands what each provider allocates beyond its inputs where arithmetic is the limit (the head and loss).
     Why a provider has no figures is said below the table, and whose host was never ahead of the device.
     """
     table = new_table("fused operators")
@@ -42,6 +44,13 @@ def print_kernels(rows: Sequence[Mapping[str, Any]], console: Console | None = N
             for by, rates in found.items()
             if rates.get("late")
         )
+        if any("flops_per_s" in rates for rates in found.values()):
+            held = (
+                f"{by} {format_bytes(rates['workspace_bytes'])}"
+                for by, rates in found.items()
+                if "workspace_bytes" in rates
+            )
+            notes[f"{name}: most memory beyond the inputs: {', '.join(held)}"] = None
         times = {by: rates.get("both_s", rates.get("forward_s")) for by, rates in found.items()}
         best = min((time for time in times.values() if time is not None), default=None)
         for by, rates in found.items():
