@@ -17,6 +17,8 @@ from redline.hardware import Hardware
 from redline.model import Fp8Gemms
 from redline.model.fp8 import Fp8Gemm, Fp8Site
 from redline.plan import make_plan
+from redline.report.html.page import make_page
+from redline.report.html.runs import read_runs
 from redline.run.fp8 import Fp8Watch
 from redline.step import returned_in
 
@@ -308,6 +310,31 @@ def test_tables_of_what_casts_lose(train: Any) -> None:
     train("cut", f"{flags} --exit-interval 4")
     cut = train("cut", f"{flags} --load cut")
     assert [json.loads(line) for line in (cut.folder / "fp8.jsonl").read_text().splitlines()] == rows
+
+
+@pytest.mark.parametrize("recipe", ["delayed", "blockwise"])
+def test_tables_hold_the_head_s_operands(recipe: str, train: Any) -> None:
+    """Last, in fp8.jsonl, TensorBoard and the report; measured, so nothing is cut off; no loss moves."""
+    flags = f"{FLAGS} --fp8-e4m3 --fp8-recipe {recipe} --fp8-output-proj --micro-batch-size 1 --train-iters 4"
+    flags += " --hidden-size 128 --ffn-hidden-size 128" if recipe == "blockwise" else ""
+    run, plain = train("run", f"{flags} --fp8-stats-interval 2"), train("plain", flags)
+    assert run.losses == plain.losses
+    rows = [json.loads(line) for line in (run.folder / "fp8.jsonl").read_text().splitlines()]
+    head = [row for row in rows if row["site"] == "head"]
+    assert [(row["step"], row["operand"]) for row in head] == [
+        (n, o) for n in (2, 4) for o in ("x", "w", "dy")
+    ]
+    assert rows[24:27] == head[:3]
+    limits = {"x": 448.0, "w": 448.0, "dy": 57344.0}  # that of its gradient is E5M2's, in every format
+    for row in head:
+        least = limits[row["operand"]] / row["amax"]
+        same = row["operand"] == "w"  # of the others the scale is the last cast's, perhaps of smaller values
+        assert row["scale"] == pytest.approx(least) if same else row["scale"] > least * (1 - 1e-6)
+        assert row["amax"] > 0 and row["saturated"] == 0 and 0 <= row["underflowed"] < 0.1
+    assert set(scalars(run.folder, "fp8/amax/head.dy")) == {2, 4}
+    (page,) = make_page(read_runs([run.folder])).runs
+    assert page.fp8 is not None and [each.gemm for each in page.fp8.groups][-3:] == ["head"] * 3
+    assert page.fp8.groups[-1].underflowed.where == f"step {page.fp8.groups[-1].underflowed.step}"
 
 
 def test_a_sudden_jump_is_reported_and_training_recovers(tmp_path: Path, train: Any) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from redline.checkpoint import save_checkpoint
 from redline.comm import Group
 from redline.precision import Fp8Spec, Fp8State
 
@@ -95,12 +99,32 @@ def test_an_inverse_scale_outlives_the_next_cast():
     assert torch.equal(first[0].float() * first[2], torch.full((16, 16), 2.0))
 
 
-def test_state_is_saved_whole_and_does_not_grow():
-    """B041: the tensors' size does not depend on the steps taken."""
+def numbers(values: Any) -> int:
+    """How many numbers and words there are in JSON values."""
+    inner = values.values() if isinstance(values, dict) else values if isinstance(values, list) else None
+    return 1 if inner is None else sum(map(numbers, inner))
+
+
+def test_b041_a_checkpoint_does_not_grow_with_the_steps(tmp_path: Path):
+    """After 10 and after 1,000 steps as many numbers, and files of the same size but for longer numbers."""
+    fp8 = state(patience=3)
+    counts, sizes = [], []
+    for step in range(1, 1001):
+        see(fp8, 1.0 + step % 7)
+        if step in (10, 1000):
+            values = fp8.values()
+            save_checkpoint(tmp_path / str(step), step, fp8.tensors(), values, keep=None)
+            counts.append((numbers(values), sum(tensor.numel() for tensor in fp8.tensors().values())))
+            files = [path for path in (tmp_path / str(step)).rglob("*") if path.is_file()]
+            sizes.append((len(files), sum(path.stat().st_size for path in files)))
+    assert counts[0] == counts[1]
+    longer = counts[0][0] * len(repr(1 / 3))  # bytes, if each number of a step were written at its longest
+    assert sizes[0][0] == sizes[1][0] and abs(sizes[1][1] - sizes[0][1]) <= longer
+
+
+def test_state_is_saved_whole():
     fp8, other = state(), state()
-    sizes = {name: tensor.shape for name, tensor in fp8.tensors().items()}
     see(fp8, 2.0, 4.0, 8.0)
-    assert sizes == {name: tensor.shape for name, tensor in fp8.tensors().items()}
     for name, tensor in other.tensors().items():
         tensor.copy_(fp8.tensors()[name])
     assert other.fits(fp8.values()) and not other.fits(None)
@@ -123,8 +147,10 @@ def test_ranks_share_their_largest_values(tmp_path):
     mp.spawn(_share, args=(str(tmp_path / "store"),), nprocs=2)
 
 
-def test_the_table_counts_what_a_cast_loses():
+@pytest.mark.parametrize("at_once", [3, 1 << 24])
+def test_the_table_counts_what_a_cast_loses(at_once, monkeypatch):
     """Cut off: more than rounding would lose (beyond 464 in E4M3). Lost: not 0 before, 0 after."""
+    monkeypatch.setattr("redline.precision.fp8.LOOKED_AT", at_once)
     fp8 = state()
     see(fp8, 448.0)  # the scale of x is now 1
     values = [448.0, 464.0, 466.0, -500.0, 2.0**-10, 2.0**-11, 0.0, 2.0**-9] + [1.0] * 8

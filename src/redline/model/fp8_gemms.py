@@ -23,6 +23,7 @@ from redline.model.fp8_params import Fp8Params
 from redline.model.modules import Linear, Norm, Site
 from redline.model.transformer import Transformer
 from redline.precision.fp8 import NEVER, Fp8State, Operand
+from redline.precision.fp8_stats import Fp8Row
 
 
 class Fp8Gemms:
@@ -70,7 +71,9 @@ class Fp8Gemms:
         self.gemms: dict[str, SiteGemm] = {}
         self._layers = {f"layers.{index}": layer for index, layer in enumerate(model.layers)}
         self._place()
-        self.head = Fp8Head(model, kernels=state.kernels, fuse_wgrad=fuse_wgrad) if head else None
+        self.head = (
+            Fp8Head(model, state.ranks, kernels=state.kernels, fuse_wgrad=fuse_wgrad) if head else None
+        )
         if self.head is not None:
             model.ops = self.head.in_place_of(model.ops, in_chunks="linear_cross_entropy" in fused)
         self._stale = self._unwritten = True
@@ -82,6 +85,8 @@ class Fp8Gemms:
         looks: count what the casts of this step lose, for the state's table.
         """
         self.state.looks = looks
+        if self.head is not None:
+            self.head.begin_step(looks=looks)
         if looks:  # weights are cast again, to be counted
             self._stale = self._unwritten = True
         self.prepare()
@@ -127,6 +132,8 @@ class Fp8Gemms:
         Returns the sites that return to bf16 for good, each with an operand that saturated too often.
         """
         self.state.step()
+        if self.head is not None:
+            self.head.step()
         self._stale = True
         if self._params is not None:
             self._params.write()
@@ -149,6 +156,10 @@ class Fp8Gemms:
                 "add --no-fp8-param-gather, or --fp8-return-to-bf16 as that run had; --finetune begins anew.",
             )
         self._return(found)
+
+    def table(self) -> list[Fp8Row]:
+        """Of the newest step that was looked at: see Fp8State.table; the head comes last."""
+        return [*self.state.table(), *(self.head.state.table() if self.head is not None else ())]
 
     @property
     def copies_bytes(self) -> int:

@@ -37,6 +37,7 @@ Operand = Literal["x", "w", "dy"]
 OPERANDS: tuple[Operand, ...] = ("x", "w", "dy")
 FITTING = ("sites", "history_len", "format", "margin", "blocks")  # where they differ, scales do not fit
 NEVER = 1 << 30  # more steps in a row than a run has
+LOOKED_AT = 1 << 24  # values at a time: as fp32, all those of a large head would be gigabytes
 ENLARGED = 2.0**20  # what is 0 in fp8 even so was 0 before, or too small to matter
 
 
@@ -137,7 +138,7 @@ class Fp8State:
         self.streak = torch.zeros(size, dtype=torch.int32, device=device)  # steps in a row that saturated
         self._counts = torch.zeros((*size, 3), device=device, dtype=torch.int64)
         self._table: Tensor | None = None
-        self._ranks = ranks
+        self.ranks = ranks
         self.kernels = kernels
         self.looks = False
         self.steps = 0
@@ -193,13 +194,16 @@ class Fp8State:
     def _look(self, scaling: Scaling, run: Callable[[Tensor, Tensor, Purpose], Result]) -> None:
         """Count what the cast is about to lose, from casts by other scales: no kernel counts by itself."""
 
-        def cast(factor: float) -> Tensor:
-            return run(scaling.scale * factor, torch.zeros_like(scaling.amax), Purpose.LOOK)[0].float()
+        def cast(factor: float) -> Sequence[Tensor]:
+            q = run(scaling.scale * factor, torch.zeros_like(scaling.amax), Purpose.LOOK)[0]
+            return torch.split(q.flatten(), LOOKED_AT)
 
-        small, large = cast(0.5), cast(ENLARGED)  # half as large, what was cut off has room
-        cut = (small.abs() > FP8_MAX[scaling.dtype] / 2).sum()
-        lost = ((cast(1.0) == 0) & (large != 0)).sum()
-        scaling.counts.add_(torch.stack((cut.new_tensor(small.numel()), cut, lost)))
+        # Half as large, what was cut off has room.
+        for small, large, plain in zip(cast(0.5), cast(ENLARGED), cast(1.0), strict=True):
+            cut = (small.float().abs() > FP8_MAX[scaling.dtype] / 2).sum()
+            lost = ((plain.float() == 0) & (large.float() != 0)).sum()
+            scaling.counts[0] += small.numel()
+            scaling.counts[1:] += torch.stack((cut, lost))
 
     def cast(
         self,
@@ -234,9 +238,9 @@ class Fp8State:
 
     def step(self) -> None:
         """End of an optimizer step: remember its largest values; renew the scales when it is time."""
-        if self._ranks is not None and self._ranks.handle is not None:
-            self._ranks.sends("all-reduce", self.amax)
-            dist.all_reduce(self.amax, dist.ReduceOp.MAX, group=self._ranks.handle)
+        if self.ranks is not None and self.ranks.handle is not None:
+            self.ranks.sends("all-reduce", self.amax)
+            dist.all_reduce(self.amax, dist.ReduceOp.MAX, group=self.ranks.handle)
         if self.looks:
             self._note_table()
         if not self.measures:
@@ -276,9 +280,9 @@ class Fp8State:
         return factor, self.sites[index], OPERANDS[operand]
 
     def _note_table(self) -> None:
-        if self._ranks is not None and self._ranks.handle is not None:
-            self._ranks.sends("all-reduce", self._counts)
-            dist.all_reduce(self._counts, group=self._ranks.handle)
+        if self.ranks is not None and self.ranks.handle is not None:
+            self.ranks.sends("all-reduce", self._counts)
+            dist.all_reduce(self._counts, group=self.ranks.handle)
         scale = torch.full_like(self.scale, torch.nan) if self.spec.blocks else self.scale  # many, or one
         facts = torch.stack((self.amax, scale), -1).double()
         self._table = torch.cat((facts, self._counts.double()), -1)
@@ -323,17 +327,6 @@ class Fp8State:
         self.streak.copy_(torch.tensor(values.get("streak", 0), dtype=torch.int32))
         self.overshoot.copy_(torch.tensor(values.get("overshoot", 0.0)))
         self.amax.zero_()
-
-
-def measured_cast(
-    x_TC: Tensor, dtype: torch.dtype, kernels: bool, *, columns: bool = False
-) -> tuple[Tensor, Tensor, Tensor]:
-    """(q [T, C], q^T [C, T'] or empty, inverse scale [1]), scaled by the largest value of x itself."""
-    amax, one = torch.zeros(1, device=x_TC.device), torch.ones(1, device=x_TC.device)
-    fp8.cast(x_TC, one, amax, dtype, False, False, kernels)
-    scale = scale_of(amax, FP8_MAX[dtype], one)
-    q, qt = fp8.cast(x_TC, scale, amax, dtype, True, columns, kernels)
-    return q, qt, scale.reciprocal()
 
 
 def scale_of(amax: Tensor, limit: Tensor | float, before: Tensor) -> Tensor:

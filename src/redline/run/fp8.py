@@ -47,7 +47,7 @@ class Fp8Watch:
 
     def record(self, step: int, ledger: Ledger) -> None:
         """Write the table of the step that has ended."""
-        self.rows = self._state.table()
+        self.rows = self._fp8.table()
         ledger.record_fp8(step, [row.as_dict() for row in self.rows])
 
     def worst(self) -> list[dict[str, Any]]:

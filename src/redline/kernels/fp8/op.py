@@ -100,7 +100,7 @@ def _gemm(
 
 
 def gemm_into(a: Tensor, b: Tensor, a_inverse: Tensor, b_inverse: Tensor, out: Tensor, fast: bool) -> None:
-    """As `gemm`, into a given contiguous tensor."""
+    """As `gemm`, into a given tensor, whose rows may lie apart (the loss pads those of its logits)."""
     if a.is_cuda:
         torch._scaled_mm(a, b.T, a_inverse, b_inverse, out_dtype=out.dtype, use_fast_accum=fast, out=out)
     else:

@@ -32,7 +32,7 @@ class Cell:
     @property
     def where(self) -> str:
         """Layer and step, as a row of several layers and steps cites them."""
-        return f"layer {self.layer}, step {self.step:,}"
+        return f"layer {self.layer}, step {self.step:,}" if self.layer else f"step {self.step:,}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
