@@ -222,3 +222,15 @@ def test_no_message_sends_a_user_to_tritons_interpreter():
     for name in ("kernels/common.py", "build/kernels.py"):
         text = (source / name).read_text()
         assert "TRITON_INTERPRET" not in text and "need an NVIDIA GPU" in text
+
+
+@pytest.mark.parametrize("fault", ["cannot loop up to a scalar", None])
+def test_local_by_name_on_a_cpu_asks_whether_the_interpreter_is_right(monkeypatch, fault):
+    """What Triton interprets runs only where that computes what a GPU would."""
+    monkeypatch.setattr("redline.attention.local.op.why_not_on", lambda device: None)
+    monkeypatch.setattr("redline.attention.local.op.why_not_interpreted", lambda: fault)
+    if fault is None:
+        assert select_backend("local", PLAIN)[1].ran == "local"
+        return
+    with pytest.raises(ConfigError, match=f"--attention-backend local cannot run[^^]*{fault}"):
+        select_backend("local", PLAIN)
