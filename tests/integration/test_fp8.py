@@ -14,13 +14,14 @@ from redline.config import parse_args
 from redline.errors import CheckpointError, ConfigError
 from redline.formulas.activations import MicrobatchShape
 from redline.hardware import Hardware
-from redline.model import Fp8Gemms
+from redline.model import EngineFp8, Fp8Gemms
 from redline.model.fp8 import Fp8Gemm, Fp8Site
 from redline.plan import make_plan
 from redline.report.html.page import make_page
 from redline.report.html.runs import read_runs
 from redline.run.fp8 import Fp8Watch
-from redline.step import returned_in
+from redline.run.resume import Start, fp8_changes
+from redline.step import TrainState, returned_in
 
 from .tiny import opened, take_steps, valid_loss
 
@@ -424,6 +425,22 @@ def test_what_has_returned_stays_in_bf16_where_scales_are_measured_anew(train: A
     assert again.summary["fp8_returned"] == found
     with pytest.raises(AssertionError, match=r"back to bf16\.[^$]*--no-fp8-param-gather[^$]*--finetune"):
         train("run", f"{FLAGS} --fp8 --load run --train-iters 8")
+
+
+def test_nvidia_s_modules_forget_what_had_returned_and_say_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They take all GEMMs of a layer into fp8; the package itself plays no part in what is remembered."""
+    run = opened(tmp_path, FP8)
+    values = run.state.values() | {"fp8": {"bf16": {SITES[3]: 5, SITES[6]: 7}}}
+    monkeypatch.setattr(EngineFp8, "fits", lambda self, values: False)
+    state = TrainState(run.state.model, run.state.optimizer, fp8=object.__new__(EngineFp8))
+    state.load_values(values)
+    lines = fp8_changes(state, Start(tmp_path, False, {"state": values}))
+    assert state.returned == {} and lines[0].startswith("fp8 scales: measured anew")
+    assert lines[1:] == [
+        f"fp8 again, in NVIDIA's modules, though they had returned to bf16: {SITES[3]}, {SITES[6]}."
+    ]
 
 
 def test_a_table_that_will_not_come_is_said_and_so_is_a_list_given_twice(train: Any) -> None:

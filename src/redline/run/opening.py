@@ -55,13 +55,13 @@ from redline.run.resume import (
     Start,
     changed_options,
     find_start,
+    fp8_changes,
     restore,
     resumed_schedules,
-    scales_fit,
     with_checkpoint_shape,
 )
 from redline.run.vocabulary import open_vocabulary
-from redline.step import TrainState, TrainStep, returned_in
+from redline.step import TrainState, TrainStep
 from redline.units import format_bytes, format_count
 
 Say = Callable[[str], object]
@@ -384,13 +384,5 @@ def _say_start(config: RunConfig, start: Start, state: TrainState, lines: list[s
         say(f"weights loaded from {start.folder}; training starts at step 0.")
         return
     say(f"resumed from {start.folder}: step {state.iteration}, {state.consumed_samples} samples consumed.")
-    if state.fp8 is not None and not scales_fit(state, start):
-        say(
-            "fp8 scales: measured anew; the checkpoint has none for these GEMMs, this format and margin, "
-            "and this length of history."
-        )
-    again = [site for site in returned_in(start.values["state"]) if site not in state.returned]
-    if again:
-        say(f"fp8 again, in NVIDIA's modules, though they had returned to bf16: {', '.join(again)}.")
-    for line in (*lines, *changed_options(config, start)):
+    for line in (*fp8_changes(state, start), *lines, *changed_options(config, start)):
         say(line)

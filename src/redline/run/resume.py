@@ -16,7 +16,7 @@ from redline.errors import CheckpointError
 from redline.formulas.shape import ModelShape
 from redline.plan import LrSchedule, ScheduleSpec, WeightDecaySchedule
 from redline.run.folder import checkpoint_root, goes_on
-from redline.step import TrainState
+from redline.step import TrainState, returned_in
 
 MOMENTS = ("exp_avg/*", "exp_avg_sq/*")
 LATER_FIELDS = {
@@ -143,6 +143,20 @@ def restore(
 def scales_fit(state: TrainState, start: Start) -> bool:
     """Whether the checkpoint's fp8 scales serve this run; else it measures anew, as a new run does."""
     return state.fp8 is not None and state.fp8.state.fits(start.values["state"].get("fp8"))
+
+
+def fp8_changes(state: TrainState, start: Start) -> list[str]:
+    """What to say of fp8 that does not go on as the checkpoint's run left it, once `state` is restored."""
+    said = []
+    if state.fp8 is not None and not scales_fit(state, start):
+        said.append(
+            "fp8 scales: measured anew; the checkpoint has none for these GEMMs, this format and margin, "
+            "and this length of history."
+        )
+    again = [site for site in returned_in(start.values["state"]) if site not in state.returned]
+    if again:
+        said.append(f"fp8 again, in NVIDIA's modules, though they had returned to bf16: {', '.join(again)}.")
+    return said
 
 
 def _require_same_model(start: Start, shape: ModelShape) -> None:
