@@ -82,6 +82,47 @@ def test_loss_and_gradients_match_float64(
     assert (got[2][vocab:] == 0).all()
 
 
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
+@pytest.mark.parametrize("loss", ((0.0, 0.0), (0.1, 1e-3)))
+def test_a_row_of_many_tiles(device, monkeypatch, dtype, loss):
+    """Real vocabularies take several in both walks; here the tiles are smaller: at least five and nine."""
+    from redline.kernels.linear_cross_entropy import kernel  # imports Triton
+
+    monkeypatch.setattr(kernel, "MAX_WARPS", 1)
+    vocab, hidden = 4999, 8
+    tiles = kernel.row_tiles(vocab, dtype, kernel.MAX_WARPS)
+    assert vocab / (tiles.lanes * tiles.width) > 4
+    x, weight, labels, weights = draw(4, hidden, vocab + 3, vocab, dtype, device)
+    spec = LossSpec(vocab_size=vocab, label_smoothing=loss[0], z_loss=loss[1])
+    got, plain = (ours(x, weight, labels, spec, weights, impl=impl) for impl in ("triton", "reference"))
+    true = exact(x, weight, labels, spec, weights)
+    for found, other, wanted in zip(got, plain, true, strict=True):
+        assert_no_worse(found, other, wanted)
+
+
+def test_a_vocabulary_above_250k(device):
+    """B005: one logit 30 above the rest; log-sum-exp within 1e-3, and a gradient that sums to 0.
+
+    The head's first column are the logits, and that of its gradient is the logits' gradient.
+    """
+    vocab = 262_147
+    weight = torch.randn(vocab, 8, generator=torch.Generator().manual_seed(2)).bfloat16()
+    weight[200_003, 0] = 30.0
+    x = torch.zeros(1, 8, dtype=torch.bfloat16)
+    x[0, 0] = 1.0
+    weight, x, main_grad = weight.to(device), x.to(device), torch.zeros(vocab, 8, device=device)
+    label, spec = torch.tensor([5], device=device), LossSpec(vocab_size=vocab)
+    loss, dx, _ = ours(x, weight, label, spec, main_grad=main_grad)
+    logits = weight[:, 0].double()
+    assert abs(loss.double() + logits[5] - logits.logsumexp(0)) < 1e-3
+    true = logits.softmax(0)
+    true[5] -= 1.0
+    grad = main_grad[:, 0].double()
+    assert abs(grad.sum()) < 1e-3
+    assert (grad - true).abs().max() <= 2**-8 and not main_grad[:, 1:].any()  # rounded to bf16
+    torch.testing.assert_close(dx.double()[0], true @ weight.double(), rtol=2**-7, atol=2**-6)
+
+
 @pytest.mark.parametrize("impl", ("triton", "reference"))
 def test_the_z_part_is_told_apart(device, impl):
     """Over chunks, with a gradient and without: what the loss has above the loss without."""
@@ -142,6 +183,20 @@ def test_any_upstream_gradient_without_main_grad(device, scaled):
     true = exact(x, weight, labels, spec, weights, upstream=3.0)
     for value, expected in zip(got, true, strict=True):
         torch.testing.assert_close(value.double(), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("fused_wgrad", (False, True))
+def test_a_scale_of_zero_gives_gradients_of_zero(device, fused_wgrad):
+    """As a microbatch without a token to count has it. A gradient that cannot be found again is no number."""
+    x, weight, labels, weights = draw(6, 8, 20, 20, torch.float32, device)
+    zero, main_grad = torch.zeros((), device=device), torch.zeros(20, 8, device=device)
+    how = {"grad_scale": zero, "main_grad": main_grad if fused_wgrad else None}
+    _, dx, dweight = ours(x, weight, labels, LossSpec(vocab_size=20), weights, upstream=zero, **how)
+    assert (dx == 0).all() and (dweight == 0).all()
+    if not fused_wgrad:
+        for upstream in (1.0, float("nan")):
+            found = ours(x, weight, labels, LossSpec(vocab_size=20), upstream=upstream, grad_scale=zero)
+            assert found[1].isnan().all() and found[2].isnan().all()
 
 
 def test_second_backward_is_refused(device):
@@ -249,8 +304,15 @@ def test_chunks_fill_the_budget_and_are_even():
 
 def test_what_is_wrong_is_loud(device):
     x, weight, labels, _ = draw(3, 4, 9, 9, torch.float32, device)
-    with pytest.raises(ShapeError, match="fewer rows"):
+    with pytest.raises(ShapeError, match=r"(?s)fewer rows.*9 rows for 10"):
         linear_cross_entropy(x, weight, labels, LossSpec(vocab_size=10))
+    for wrong in (labels.float(), labels[:2]):
+        with pytest.raises(ShapeError, match="one label a token, an integer"):
+            linear_cross_entropy(x, weight, wrong, LossSpec(vocab_size=9))
+    with pytest.raises(ShapeError, match="one weight a token"):
+        linear_cross_entropy(x, weight, labels, LossSpec(vocab_size=9), x[:2, 0])
+    with pytest.raises(ShapeError, match="chunk_tokens=0"):
+        linear_cross_entropy(x, weight, labels, LossSpec(vocab_size=9), chunk_tokens=0)
     with pytest.raises(ShapeError, match="main_grad"):
         linear_cross_entropy(x, weight, labels, LossSpec(vocab_size=9), main_grad=torch.zeros(8, 4))
     with pytest.raises(ConfigError, match="bfloat16"):
@@ -258,6 +320,15 @@ def test_what_is_wrong_is_loud(device):
     labels[0] = 9
     for impl in ("triton", "reference"):
         assert linear_cross_entropy(x, weight, labels, LossSpec(vocab_size=9), impl=impl).isnan()
+
+
+def test_a_whole_weight_beside_a_shard_is_refused(device):
+    """B009: never the plain loss + ln 2; nor less of the weight than the shard has."""
+    x, weight, labels, _ = draw(3, 4, 64, 64, torch.float32, device)
+    shard = VocabShard(0, 32, lambda x, op: x)
+    for rows in (64, 31):
+        with pytest.raises(ShapeError, match=rf"(?s)not this rank's shard.*{rows} rows, the shard 32"):
+            linear_cross_entropy(x, weight[:rows], labels, LossSpec(vocab_size=64), shard=shard)
 
 
 def test_same_bits_every_run(device):

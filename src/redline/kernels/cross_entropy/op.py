@@ -104,6 +104,12 @@ def _check(
         mend="flatten both over the tokens.",
     )
     require(
+        not labels_T.is_floating_point(),
+        "cross_entropy takes labels that are integers.",
+        why="a label is a column of the logits; a negative one marks a token without a part.",
+        mend="convert them to int64.",
+    )
+    require(
         weights_T is None or weights_T.shape == shape_T,
         "cross_entropy takes one weight a token.",
     )

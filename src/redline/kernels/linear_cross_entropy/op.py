@@ -39,6 +39,8 @@ from redline.kernels.linear_cross_entropy.reference import linear_cross_entropy_
 from redline.kernels.linear_cross_entropy.sharded import launch_sharded
 from redline.kernels.loss_spec import LossSpec, add_z_part, loss_spec
 
+INTEGERS = frozenset((torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8))  # of labels
+
 
 def supports(hidden_TH: Tensor, weight_VH: Tensor) -> str | None:
     """Why the chunked operator cannot take these tensors, or None."""
@@ -67,18 +69,21 @@ def linear_cross_entropy(
     Args:
         hidden_TH: [T, H], bf16, fp16 or fp32 (fp64 by the reference).
         weight_VH: [>= vocab_size, H], the same dtype; rows from vocab_size on are padding.
-        labels_T: [T] integers; a negative one marks a token that takes no part.
+        labels_T: [T] integers; a negative one marks a token that takes no part. Its hidden states must be
+            finite all the same: the weight's gradient is a product with all of them, and 0 x inf is NaN.
         spec: vocabulary, label smoothing, z-loss (loss_spec.py has the formula).
         weights_T: [T], or None for 1; not differentiated. Weight 0: the token takes no part.
         main_grad: [as weight], fp32 or any float: receives the weight's gradient by addition, IN FORWARD when
             gradients are recorded; backward then returns none for the weight.
         grad_scale: 0-d, the upstream gradient that backward will bring; None for 1. The result is not scaled.
+            Where it is 0, so are the gradients, and any other upstream gradient than 0 then gives NaN.
         chunk_tokens: tokens a chunk; None for the size argued above.
         shard: the rows of the head that this rank holds; the gradient of the hidden states is then this
             rank's part of a sum over the ranks. By the kernels only.
         z_total: 0-d, to which the z-loss part of the result is added, for the record.
 
-    Returns: 0-d, fp32 (fp64 for fp64 input). Workspace: chunk_tokens x V logits.
+    Returns: 0-d, fp32 (fp64 for fp64 input). Workspace: chunk_tokens x V logits, and without main_grad, where
+        there is more than one chunk, a gradient of the weight in fp32.
     Raises: ShapeError on shapes that do not fit; ConfigError when impl="triton" cannot run; RuntimeError in
         backward (on a GPU: a device assertion) when main_grad was given and another gradient arrives.
     """
@@ -93,6 +98,12 @@ def linear_cross_entropy(
     if chunk_tokens is None:
         columns = spec.vocab_size if shard is None else shard.size
         chunk_tokens = loss_chunk_tokens(hidden_TH.shape[0], columns, hidden_TH.itemsize)
+    elif chunk_tokens < 1:
+        raise ShapeError(
+            f"linear_cross_entropy: chunk_tokens={chunk_tokens} leaves no token to a chunk.",
+            why="the tokens are walked in chunks of at least one.",
+            mend="pass a positive number, or None for the size that fits.",
+        )
     given = labels_T, weights_T, main_grad if needs_weight else None, grad_scale, z_total
     form = *spec.as_args, chunk_tokens, needs_hidden, needs_weight and main_grad is None
     loss: Tensor = apply(LinearCrossEntropyFn, hidden_TH, weight_VH, given, form, (shard, products))
@@ -110,14 +121,37 @@ def _check(
             why=f"they are {list(shape_TH)} and {list(shape_VH)}.",
             mend="flatten the hidden states over the tokens.",
         )
-    if not (shape_T == (shape_TH[0],) and (weights_T is None or weights_T.shape == shape_T)):
-        raise ShapeError("linear_cross_entropy takes one label and one weight a token.")
-    if not (shape_VH[0] >= spec.vocab_size if shard is None else shape_VH[0] == shard.size):
+    if shape_T != (shape_TH[0],) or labels_T.dtype not in INTEGERS:
         raise ShapeError(
-            "linear_cross_entropy: the weight has fewer rows than the vocabulary, or than its share, has."
+            "linear_cross_entropy takes one label a token, an integer.",
+            why=f"labels are {list(shape_T)} of {labels_T.dtype}, hidden states {list(shape_TH)}.",
+            mend="flatten the labels over the tokens; a negative one marks a token without a part.",
         )
-    if not (main_grad is None or main_grad.shape == shape_VH):
-        raise ShapeError("linear_cross_entropy: main_grad and the weight differ in shape.")
+    if weights_T is not None and weights_T.shape != shape_T:
+        raise ShapeError(
+            "linear_cross_entropy takes one weight a token.",
+            why=f"weights are {list(weights_T.shape)}, labels {list(shape_T)}.",
+            mend="flatten the weights over the tokens, or pass None for 1.",
+        )
+    if shard is None:
+        if shape_VH[0] < spec.vocab_size:
+            raise ShapeError(
+                "linear_cross_entropy: the weight has fewer rows than the vocabulary has entries.",
+                why=f"there are {shape_VH[0]} rows for {spec.vocab_size} entries.",
+                mend="pass the whole weight, or say with a VocabShard which rows these are.",
+            )
+    elif shape_VH[0] != shard.size:
+        raise ShapeError(
+            "linear_cross_entropy: the weight is not this rank's shard of the vocabulary.",
+            why=f"it has {shape_VH[0]} rows, the shard {shard.size}: whole weights would count once a rank.",
+            mend="pass the rank's own rows, or the whole weight without a shard.",
+        )
+    if main_grad is not None and main_grad.shape != shape_VH:
+        raise ShapeError(
+            "linear_cross_entropy: main_grad and the weight differ in shape.",
+            why=f"main_grad is {list(main_grad.shape)}, the weight {list(shape_VH)}.",
+            mend="pass a main_grad of the weight's shape, padding included.",
+        )
 
 
 def _fake(
@@ -196,6 +230,8 @@ class LinearCrossEntropyFn(torch.autograd.Function):
                 " with; hand the factor of the loss to the operator as grad_scale.",
             )
         else:
-            factor = upstream if grad_scale is None else upstream / grad_scale
+            factor = upstream
+            if grad_scale is not None:  # 0 by 0 is 0 here
+                factor = (upstream / grad_scale).masked_fill(upstream == 0, 0.0)
             dhidden, dweight = dhidden.mul_(factor), None if dweight is None else dweight.mul_(factor)
         return dhidden if ctx.needs_input_grad[0] else None, dweight, None, None, None
