@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_accuracy import assert_no_worse, gradients
+from wide import COLUMNS, ROWS, some
 
 from redline.errors import ConfigError, ShapeError
 from redline.kernels.bias_dropout_add import DropoutKey, bias_dropout_add, kernel, supports
@@ -134,12 +135,7 @@ def _unfused(x, bias, residual, p, draw):
     return residual + x
 
 
-@settings(max_examples=20, deadline=None, derandomize=True)
-@given(
-    S=st.integers(1, 12), B=st.integers(1, 3), H=st.integers(1, 300), dtype=st.sampled_from(DTYPES),
-    has_bias=st.booleans(), p=st.sampled_from([0.0, 0.1, 0.5]), fp32_residual=st.booleans(),
-)  # fmt: skip
-def test_no_worse_than_unfused(device, S, B, H, dtype, has_bias, p, fp32_residual):
+def _check(device, S, B, H, dtype, has_bias, p, fp32_residual):
     x, bias, residual, dy = _tensors(
         device, dtype, S, B, H, has_bias, torch.float32 if fp32_residual else None, seed=H
     )
@@ -152,6 +148,24 @@ def test_no_worse_than_unfused(device, S, B, H, dtype, has_bias, p, fp32_residua
     names = ("y", "dx", "dbias", "dresidual") if has_bias else ("y", "dx", "dresidual")
     for name, f, u, e in zip(names, fused, plain, exact, strict=True):
         assert_no_worse(f, u, e, f"{name} {dtype} {S}x{B}x{H} p={p}")
+
+
+@settings(max_examples=20, deadline=None, derandomize=True)
+@given(
+    S=st.integers(1, 12), B=st.integers(1, 3), H=st.integers(1, 300), dtype=st.sampled_from(DTYPES),
+    has_bias=st.booleans(), p=st.sampled_from([0.0, 0.1, 0.5]), fp32_residual=st.booleans(),
+)  # fmt: skip
+def test_no_worse_than_unfused(device, S, B, H, dtype, has_bias, p, fp32_residual):
+    _check(device, S, B, H, dtype, has_bias, p, fp32_residual)
+
+
+@some
+@given(
+    S=ROWS, H=COLUMNS, dtype=st.sampled_from(DTYPES), has_bias=st.booleans(),
+    p=st.sampled_from([0.0, 0.1]), fp32_residual=st.booleans(),
+)  # fmt: skip
+def test_any_width(device, S, H, dtype, has_bias, p, fp32_residual):
+    _check(device, S, 1, H, dtype, has_bias, p, fp32_residual)
 
 
 def test_wide_hidden(device):

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_accuracy import assert_no_worse, gradients
+from wide import COLUMNS, ROWS, some
 
 from redline.errors import ConfigError, ShapeError
 from redline.kernels.bias_gelu import bias_gelu, supports
@@ -47,6 +48,22 @@ def _check(device, dtype, rows, cols, has_bias, form, seed=0):
 @pytest.mark.parametrize(("rows", "cols"), [(1, 1), (33, 64), (2, 1031)])
 def test_no_worse_than_unfused(device, dtype, form, rows, cols):
     _check(device, dtype, rows, cols, True, form)
+
+
+@some
+@given(
+    rows=ROWS,
+    cols=COLUMNS,
+    dtype=st.sampled_from(DTYPES),
+    has_bias=st.booleans(),
+    form=st.sampled_from(["tanh", "exact"]),
+)
+def test_any_width(device, rows, cols, dtype, has_bias, form):
+    _check(device, dtype, rows, cols, has_bias, form, seed=cols)
+
+
+def test_wide_hidden(device):
+    _check(device, torch.bfloat16, 1, 16384, True, "tanh")
 
 
 @settings(max_examples=15, deadline=None, derandomize=True)

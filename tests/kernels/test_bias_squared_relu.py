@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_accuracy import assert_no_worse, gradients
+from wide import COLUMNS, ROWS, some
 
 from redline.errors import ConfigError, ShapeError
 from redline.kernels.bias_squared_relu import bias_squared_relu
@@ -23,11 +24,7 @@ def _unfused(x, bias):
     return torch.relu(x if bias is None else x + bias).square()
 
 
-@settings(max_examples=15, deadline=None, derandomize=True)
-@given(
-    rows=st.integers(1, 70), cols=st.integers(1, 400), dtype=st.sampled_from(DTYPES), has_bias=st.booleans()
-)
-def test_any_shape_is_no_worse_than_unfused(device, rows, cols, dtype, has_bias):
+def _check(device, rows, cols, dtype, has_bias):
     generator = torch.Generator().manual_seed(cols)
     x, dy = (torch.randn(rows, cols, generator=generator).to(device, dtype) for _ in "xy")
     bias = torch.randn(cols, generator=generator).to(device, dtype) if has_bias else None
@@ -36,6 +33,24 @@ def test_any_shape_is_no_worse_than_unfused(device, rows, cols, dtype, has_bias)
     exact = gradients(bias_squared_relu_reference, wide, [dy.double()])
     for name, f, p, e in zip(("y", "dx", "dbias"), found, plain, exact, strict=False):
         assert_no_worse(f, p, e, f"{name} {dtype} {rows}x{cols}")
+
+
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(
+    rows=st.integers(1, 70), cols=st.integers(1, 400), dtype=st.sampled_from(DTYPES), has_bias=st.booleans()
+)
+def test_any_shape_is_no_worse_than_unfused(device, rows, cols, dtype, has_bias):
+    _check(device, rows, cols, dtype, has_bias)
+
+
+@some
+@given(rows=ROWS, cols=COLUMNS, dtype=st.sampled_from(DTYPES), has_bias=st.booleans())
+def test_any_width(device, rows, cols, dtype, has_bias):
+    _check(device, rows, cols, dtype, has_bias)
+
+
+def test_wide_hidden(device):
+    _check(device, 1, 8191, torch.bfloat16, True)
 
 
 def test_tails_and_nan(device):

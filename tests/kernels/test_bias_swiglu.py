@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_accuracy import assert_no_worse, gradients
+from wide import COLUMNS, ROWS, some
 
 from redline.errors import ConfigError, ShapeError
 from redline.kernels.bias_swiglu import bias_swiglu, supports
@@ -50,6 +51,12 @@ def _check(device, dtype, rows, cols, has_bias, clamp, offset, seed=0):
 @pytest.mark.parametrize(("rows", "cols"), [(1, 1), (5, 7), (33, 64), (2, 1031), (9, 1024)])
 def test_no_worse_than_unfused(device, dtype, has_bias, rows, cols):
     _check(device, dtype, rows, cols, has_bias, None, 0.0)
+
+
+@some
+@given(rows=ROWS, cols=COLUMNS, dtype=st.sampled_from(DTYPES), has_bias=st.booleans())
+def test_any_width(device, rows, cols, dtype, has_bias):
+    _check(device, dtype, rows, cols, has_bias, None, 0.0, seed=cols)
 
 
 def test_wide_hidden(device):

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_accuracy import assert_no_worse
+from wide import COLUMNS, some
 
 from redline.errors import ConfigError, ShapeError
 from redline.kernels.common import use_triton
@@ -27,19 +28,8 @@ def exact_gradient(tokens, dout, rows):
     return grad.index_add_(0, tokens.reshape(-1), dout.double().reshape(-1, dout.shape[-1]))
 
 
-@settings(max_examples=20, deadline=None, derandomize=True)
-@given(
-    shape=st.sampled_from(((0,), (1,), (7, 3), (40,))),
-    vocab=st.sampled_from((1, 2, 5, 1009)),
-    padding=st.sampled_from((0, 3)),
-    hidden=st.sampled_from((1, 7, 64, 129)),
-    dtype=st.sampled_from(DTYPES),
-    fused_grad=st.booleans(),
-)
-def test_lookup_is_exact_and_gradient_matches_float64(
-    device, shape, vocab, padding, hidden, dtype, fused_grad
-):
-    """Runs of equal ids up to 40 long; main_grad is added to, rows of the padding untouched."""
+def check(device, shape, vocab, padding, hidden, dtype, fused_grad):
+    """Lookup exact; main_grad is added to, rows of the padding untouched."""
     rows = vocab + padding
     tokens, weight, dout = draw(shape, vocab, rows, hidden, dtype, device)
     assert use_triton("embedding", "auto", supports(weight))
@@ -56,6 +46,36 @@ def test_lookup_is_exact_and_gradient_matches_float64(
     true = exact_gradient(tokens, dout, rows) + start
     assert_no_worse(*results, true, "gradient")
     assert (results[0][vocab:] == start).all()
+
+
+@some
+@given(
+    count=st.integers(1, 3), hidden=COLUMNS, dtype=st.sampled_from(DTYPES), fused_grad=st.booleans(),
+)  # fmt: skip
+def test_any_width(device, count, hidden, dtype, fused_grad):
+    """Each row is several programs' work."""
+    check(device, (count,), 2, 1, hidden, dtype, fused_grad)
+
+
+@pytest.mark.parametrize("hidden", (16384, 8191))
+def test_wide_hidden(device, hidden):
+    check(device, (3,), 2, 1, hidden, torch.bfloat16, True)
+
+
+@settings(max_examples=20, deadline=None, derandomize=True)
+@given(
+    shape=st.sampled_from(((0,), (1,), (7, 3), (40,))),
+    vocab=st.sampled_from((1, 2, 5, 1009)),
+    padding=st.sampled_from((0, 3)),
+    hidden=st.sampled_from((1, 7, 64, 129)),
+    dtype=st.sampled_from(DTYPES),
+    fused_grad=st.booleans(),
+)
+def test_lookup_is_exact_and_gradient_matches_float64(
+    device, shape, vocab, padding, hidden, dtype, fused_grad
+):
+    """Runs of equal ids up to 40 long."""
+    check(device, shape, vocab, padding, hidden, dtype, fused_grad)
 
 
 def test_main_grad_is_summed_in_fp32(device):

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_accuracy import assert_no_worse, assert_same, gradients
+from wide import COLUMNS, ROWS, some
 
 from redline.errors import ConfigError, ShapeError
 from redline.kernels.layer_norm import add_layer_norm, layer_norm, supports
@@ -55,10 +56,6 @@ def test_no_worse_than_unfused(device, dtype, rows, cols):
     _check(device, dtype, rows, cols)
 
 
-def test_wide_hidden(device):
-    _check(device, torch.bfloat16, 1, 16384)
-
-
 @settings(max_examples=12, deadline=None, derandomize=True)
 @given(
     rows=st.integers(1, 24), cols=st.integers(7, 700), dtype=st.sampled_from(DTYPES),
@@ -68,12 +65,20 @@ def test_any_shape(device, rows, cols, dtype, has_bias, zero_centered):
     _check(device, dtype, rows, cols, has_bias, zero_centered, seed=rows)
 
 
-@settings(max_examples=10, deadline=None, derandomize=True)
+@some
 @given(
-    rows=st.integers(1, 20), cols=st.integers(5, 300), dtype=st.sampled_from(DTYPES),
-    has_bias=st.booleans(), zero_centered=st.booleans(),
-)  # fmt: skip
-def test_add_layer_norm(device, rows, cols, dtype, has_bias, zero_centered):
+    rows=ROWS,
+    cols=COLUMNS,
+    dtype=st.sampled_from(DTYPES),
+    has_bias=st.booleans(),
+    zero_centered=st.booleans(),
+)
+def test_any_width(device, rows, cols, dtype, has_bias, zero_centered):
+    _check(device, dtype, rows, cols, has_bias, zero_centered, seed=rows)
+
+
+def _check_add(device, dtype, rows, cols, has_bias, zero_centered):
+    """With a residual, and a gradient of the sum as well."""
     x, residual, weight, bias, dy, dsum = _tensors(device, dtype, rows, cols, has_bias, seed=cols)
 
     def unfused(x, residual, weight, bias):
@@ -91,6 +96,33 @@ def test_add_layer_norm(device, rows, cols, dtype, has_bias, zero_centered):
     names = ("y", "sum", "dx", "dresidual", "dweight", "dbias")
     for name, f, p, e in zip(names, fused, plain, exact, strict=False):
         assert_no_worse(f, p, e, name, ulps=16)
+
+
+@settings(max_examples=10, deadline=None, derandomize=True)
+@given(
+    rows=st.integers(1, 20), cols=st.integers(5, 300), dtype=st.sampled_from(DTYPES),
+    has_bias=st.booleans(), zero_centered=st.booleans(),
+)  # fmt: skip
+def test_add_layer_norm(device, rows, cols, dtype, has_bias, zero_centered):
+    _check_add(device, dtype, rows, cols, has_bias, zero_centered)
+
+
+@some
+@given(
+    rows=ROWS,
+    cols=COLUMNS,
+    dtype=st.sampled_from(DTYPES),
+    has_bias=st.booleans(),
+    zero_centered=st.booleans(),
+)
+def test_add_layer_norm_of_any_width(device, rows, cols, dtype, has_bias, zero_centered):
+    _check_add(device, dtype, rows, cols, has_bias, zero_centered)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_program_takes_several_wide_rows(device, dtype):
+    """Above 8,192 columns backward does not fetch the next row ahead. The interpreter has 3 programs."""
+    _check_add(device, dtype, 5 if device == "cpu" else 3000, 8209, True, True)
 
 
 def test_large_mean_does_not_cancel(device):

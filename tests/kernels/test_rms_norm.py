@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_accuracy import assert_no_worse, assert_same, gradients
+from wide import COLUMNS, ROWS, some
 
 from redline.errors import ConfigError, ShapeError
 from redline.kernels.common import use_triton
@@ -48,10 +49,6 @@ def test_no_worse_than_unfused(device, dtype, rows, cols):
     _check(device, dtype, rows, cols)
 
 
-def test_wide_hidden(device):
-    _check(device, torch.bfloat16, 1, 16384)
-
-
 @settings(max_examples=12, deadline=None, derandomize=True)
 @given(
     rows=st.integers(1, 24),
@@ -63,14 +60,14 @@ def test_any_shape(device, rows, cols, dtype, zero_centered):
     _check(device, dtype, rows, cols, zero_centered, seed=rows)
 
 
-@settings(max_examples=10, deadline=None, derandomize=True)
-@given(
-    rows=st.integers(1, 20),
-    cols=st.integers(1, 300),
-    dtype=st.sampled_from(DTYPES),
-    zero_centered=st.booleans(),
-)
-def test_add_rms_norm(device, rows, cols, dtype, zero_centered):
+@some
+@given(rows=ROWS, cols=COLUMNS, dtype=st.sampled_from(DTYPES), zero_centered=st.booleans())
+def test_any_width(device, rows, cols, dtype, zero_centered):
+    _check(device, dtype, rows, cols, zero_centered, seed=rows)
+
+
+def _check_add(device, dtype, rows, cols, zero_centered):
+    """With a residual, and a gradient of the sum as well."""
     x, residual, weight, dy, dsum = _tensors(device, dtype, rows, cols, seed=cols)
 
     def unfused(x, residual, w):
@@ -88,6 +85,29 @@ def test_add_rms_norm(device, rows, cols, dtype, zero_centered):
     )  # fmt: skip
     for name, f, p, e in zip(("y", "sum", "dx", "dresidual", "dweight"), fused, plain, exact, strict=True):
         assert_no_worse(f, p, e, name)
+
+
+@settings(max_examples=10, deadline=None, derandomize=True)
+@given(
+    rows=st.integers(1, 20),
+    cols=st.integers(1, 300),
+    dtype=st.sampled_from(DTYPES),
+    zero_centered=st.booleans(),
+)
+def test_add_rms_norm(device, rows, cols, dtype, zero_centered):
+    _check_add(device, dtype, rows, cols, zero_centered)
+
+
+@some
+@given(rows=ROWS, cols=COLUMNS, dtype=st.sampled_from(DTYPES), zero_centered=st.booleans())
+def test_add_rms_norm_of_any_width(device, rows, cols, dtype, zero_centered):
+    _check_add(device, dtype, rows, cols, zero_centered)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_program_takes_several_wide_rows(device, dtype):
+    """Above 8,192 columns backward does not fetch the next row ahead. The interpreter has 3 programs."""
+    _check_add(device, dtype, 5 if device == "cpu" else 3000, 8209, True)
 
 
 def test_fp32_residual_stream_with_bf16_output(device):

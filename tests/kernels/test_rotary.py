@@ -111,6 +111,29 @@ def test_merged_projection_in_place(device, S, B, N, G, half_dim, full, interlea
         )
 
 
+@pytest.mark.parametrize(("heads", "groups", "blocks"), [(32, 1, 3), (4, 4, 2), (5, 2, 3), (1, 1, 2)])
+def test_q_and_k_are_turned_by_one_launch(device, monkeypatch, heads, groups, blocks):
+    """Forward and backward; where k has few heads, q's are taken 16 at a time all the same."""
+    kernel, launched = pytest.importorskip("redline.kernels.rotary.kernel"), []
+    inner = kernel._rotary_kernel
+
+    class Counted:
+        def __getitem__(self, grid):
+            launched.append(grid)
+            return inner[grid]
+
+    monkeypatch.setattr(kernel, "_rotary_kernel", Counted())
+    cos, sin = _table(device, 3, 8)
+    q, k = (torch.randn(3, 2, n, 8, device=device) for n in (heads, groups))
+    results = [
+        gradients(lambda q, k, i=impl: rotary(q, k, cos, sin, rotary_dim=8, impl=i), (q, k), [q, k])
+        for impl in ("triton", "reference")
+    ]
+    assert launched == [(3 * 2 * blocks,)] * 2
+    for fused, plain in zip(*results, strict=True):
+        torch.testing.assert_close(fused, plain, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("fraction", [0.5, 0.125])
 def test_partial_rotary_b017(device, fraction):
     """B017: other channels pass unchanged; a table wider, narrower or shorter than needed raises."""

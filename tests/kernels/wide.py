@@ -1,0 +1,18 @@
+"""Rows as wide as those of large models, for the tests of every kernel that goes along a row."""
+
+from __future__ import annotations
+
+from hypothesis import Phase, settings
+from hypothesis import strategies as st
+from mended_interpreter import DEVICE
+
+# The interpreter takes a second for some 100,000 elements: there few rows, and few of them.
+ROWS = st.integers(1, 2 if DEVICE == "cpu" else 300)
+# Odd and prime, on both sides of what a kernel holds at once, and anything else.
+COLUMNS = st.sampled_from((16384, 16381, 8193, 9001, 5003)) | st.integers(1025, 16384)
+some = settings(
+    max_examples=3 if DEVICE == "cpu" else 20,
+    deadline=None,
+    derandomize=True,
+    phases=(Phase.explicit, Phase.generate),  # to look for a smaller failure would take minutes
+)
