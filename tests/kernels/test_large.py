@@ -6,6 +6,7 @@ makes of it is held to float64 elsewhere.
 
 from __future__ import annotations
 
+import fcntl
 import gc
 
 import pytest
@@ -33,13 +34,18 @@ ROWS = LIMIT // WIDE + 8
 
 
 @pytest.fixture(autouse=True)
-def _room():
-    """Skips where the largest case, of some 40 GiB, would not fit; leaves no memory behind."""
+def _room(tmp_path_factory):
+    """Skips where the largest case, of some 40 GiB, would not fit; leaves no memory behind.
+
+    One at a time, however many processes test at once: together they would need the memory of three cards.
+    """
     if not torch.cuda.is_available() or torch.cuda.get_device_properties(0).total_memory < 48 * 2**30:
         pytest.skip("needs a GPU with 48 GiB")
-    yield
-    gc.collect()
-    torch.cuda.empty_cache()
+    with (tmp_path_factory.getbasetemp().parent / "large.lock").open("w") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)  # until it is closed
+        yield
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 def zeros_with_an_end(*shape, end=4, seed=0):
