@@ -135,7 +135,14 @@ KERNELS = (
     Kernel(
         "embedding.kernel:_gather_kernel",
         {"tokens": "i64", "weight": "bf16", "out": "bf16"},
-        {"POSITIONS": False, "ROWS": 4, "BLOCK": 1024},
+        {"POSITIONS": False, "WHOLE": True, "ROWS": 4, "BLOCK": 512},
+        2,
+    ),
+    Kernel(
+        "embedding.kernel:_gather_kernel",
+        {"tokens": "i64", "weight": "bf16", "positions": "i64", "position_weight": "bf16", "out": "bf16"},
+        {"POSITIONS": True, "WHOLE": False, "ROWS": 4, "BLOCK": 512},
+        2,
     ),
     Kernel(
         "embedding.kernel:_sort_tiles_kernel",

@@ -62,6 +62,21 @@ def test_wide_hidden(device, hidden):
     check(device, (3,), 2, 1, hidden, torch.bfloat16, True)
 
 
+@pytest.mark.parametrize("count", [8, 7])
+@pytest.mark.parametrize("hidden", [64, 70])
+def test_whole_tiles_and_parts_of_one_look_up_alike(device, count, hidden):
+    """Another rank's ids are zeros, those of no rank NaN; a load without a mask shows nothing of row 0."""
+    ids = torch.tensor([4, -1, 2, 8, 9, 3, 1 << 40, 5], device=device)[:count]
+    weight = torch.randn(3, hidden, generator=torch.Generator().manual_seed(1)).to(device)
+    out = embedding(ids, weight, vocab_start=2, vocab_size=9, impl="triton")
+    place, nobody = (ids - 2).clamp(0, 2), (ids < 0) | (ids >= 9)
+    want = torch.where(((ids >= 2) & (ids < 5))[:, None], weight[place], weight.new_zeros(()))
+    want = torch.where(nobody[:, None], weight.new_tensor(torch.nan), want)
+    assert torch.equal(out.nan_to_num(-7.0), want.nan_to_num(-7.0)) and out.isnan().any()
+    nothing = embedding(ids, weight[:0], vocab_start=9, vocab_size=9, impl="triton")
+    assert torch.equal(nothing.isnan().all(1), nobody) and (nothing[~nobody] == 0).all()
+
+
 @settings(max_examples=20, deadline=None, derandomize=True)
 @given(
     shape=st.sampled_from(((0,), (1,), (7, 3), (40,))),

@@ -19,9 +19,9 @@ from torch import Tensor
 from redline.kernels.common import ceil_div, next_power_of_2, on_device_of
 from redline.kernels.launch import launchable
 
-# 64 bytes a thread of bf16. On an H200 other shapes of a tile take up to 3% longer; to have what is read or
-# written evicted first costs 2 to 10%.
-GATHER_ROWS, GATHER_BLOCK, GATHER_WARPS = 4, 1024, 4
+# 64 bytes a thread of bf16. On an H200 other shapes of a tile take up to 3% longer, masks 0.5 to 1%; to have
+# what is read or written evicted first costs 2 to 10%.
+GATHER_ROWS, GATHER_BLOCK, GATHER_WARPS = 4, 512, 2
 # Most runs of a token are short: 8 rows a step take 5% longer on an H200, one row 1% less, but a run of many
 # waits for memory as often. 8 or 16 columns a thread, 512 to 4096 a program are within 3%.
 RUN_ROWS, RUN_BLOCK, RUN_COLUMNS = 2, 2048, 16
@@ -35,13 +35,20 @@ LOWER = tl.constexpr((1 << 32) - 1)  # the place in an entry; the upper half is 
 
 @triton.jit
 def _rows(ids_ptr, weight_ptr, token, inside, weight_stride, start, num_rows, vocab_size, column, mask):
-    """What the ids of these tokens look up, in fp32: [tokens, columns]."""
-    identity = tl.load(ids_ptr + token, mask=inside, other=0).to(tl.int64)[:, None]
+    """What the ids of these tokens look up, in fp32: [tokens, columns]. No `mask`: all are there.
+
+    Then an id that has no row here reads the first one in vain: there is one, and the load waits for no mask.
+    """
+    other = None if mask is None else 0
+    identity = tl.load(ids_ptr + token, mask=inside, other=other).to(tl.int64)[:, None]
     local = identity - start
-    here = (local >= 0) & (local < num_rows)
-    x_ptr = weight_ptr + local * weight_stride + column
-    x = tl.load(x_ptr, mask=mask & here, other=0.0).to(tl.float32)
-    return tl.where((identity >= 0) & (identity < vocab_size), x, float("nan"))
+    known = (identity >= 0) & (identity < vocab_size)
+    here = known & (local >= 0) & (local < num_rows)
+    if mask is not None:
+        mask = mask & here
+    x_ptr = weight_ptr + tl.where(here, local, 0) * weight_stride + column
+    x = tl.load(x_ptr, mask=mask, other=other).to(tl.float32)
+    return tl.where(here, x, tl.where(known, 0.0, float("nan")))
 
 
 @launchable
@@ -49,13 +56,16 @@ def _rows(ids_ptr, weight_ptr, token, inside, weight_stride, start, num_rows, vo
 def _gather_kernel(
     tokens_ptr, weight_ptr, positions_ptr, position_weight_ptr, out_ptr, num_tokens, weight_stride,
     position_stride, hidden, start, num_rows, vocab_size, num_positions,
-    POSITIONS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    POSITIONS: tl.constexpr, WHOLE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """WHOLE: every tile has all its tokens and columns."""
     blocks = tl.cdiv(hidden, BLOCK)  # those of a row follow one another
     token = (tl.program_id(0) // blocks).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = (tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK))[None, :]
-    inside = token < num_tokens
-    mask = inside[:, None] & (column < hidden)
+    inside, mask = None, None
+    if not WHOLE:
+        inside = token < num_tokens
+        mask = inside[:, None] & (column < hidden)
     x = _rows(tokens_ptr, weight_ptr, token, inside, weight_stride, start, num_rows, vocab_size, column, mask)
     if POSITIONS:
         x += _rows(
@@ -184,15 +194,17 @@ def gather(
     out = weight_VH.new_empty(*tokens.shape, hidden)
     if out.numel():
         block = min(GATHER_BLOCK, next_power_of_2(hidden))
-        position_stride, num_positions = 0, 0
+        position_stride, num_positions, whole = 0, 0, rows > 0
         if position_weight_PH is not None:
             position_stride, num_positions = position_weight_PH.stride(0), len(position_weight_PH)
+            whole = whole and num_positions > 0
+        whole = whole and tokens.numel() % GATHER_ROWS == 0 and hidden % block == 0
         grid = ceil_div(tokens.numel(), GATHER_ROWS) * ceil_div(hidden, block)
         with on_device_of(out):
             _gather_kernel[(grid,)](
                 tokens, weight_VH, positions, position_weight_PH, out, tokens.numel(), weight_VH.stride(0),
                 position_stride, hidden, vocab_start, rows, vocab_size, num_positions,
-                POSITIONS=positions is not None, ROWS=GATHER_ROWS, BLOCK=block,
+                POSITIONS=positions is not None, WHOLE=whole, ROWS=GATHER_ROWS, BLOCK=block,
                 num_warps=max(1, min(GATHER_WARPS, block // 256)),
             )  # fmt: skip
     return out
