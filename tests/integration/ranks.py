@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import sys
 import tempfile
 import traceback
 from collections.abc import Callable
@@ -90,6 +91,10 @@ def _fork(place: Path, rank: int, world_size: int, port: int, work: Callable[[En
     os.dup2(os.open(place / f"error_{rank}", os.O_WRONLY | os.O_CREAT), 2)
     try:
         torch.set_num_threads(1)
+        # A pool of compilers cannot be forked: the thread that watches it stays in the process forked from.
+        os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+        if inductor := sys.modules.get("torch._inductor.config"):
+            inductor.compile_threads = 1
         environment = Environment(
             rank=rank,
             world_size=world_size,
