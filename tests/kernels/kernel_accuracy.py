@@ -47,3 +47,26 @@ def assert_no_worse(fused: Tensor, unfused: Tensor, exact: Tensor, what: str = "
     error = (fused.double() - exact).norm().item()
     limit = max(1.1 * (unfused.double() - exact).norm().item(), floor)
     assert error <= limit + 1e-30, f"{what}: error {error:.3e} above {limit:.3e} (size {size:.3e})"
+
+
+def assert_operator_no_worse(
+    fused: Callable[..., Tensor | tuple[Tensor, ...]],
+    unfused: Callable[..., Tensor | tuple[Tensor, ...]],
+    reference: Callable[..., Tensor | tuple[Tensor, ...]],
+    inputs: Sequence[Tensor | None],
+    grads: Sequence[Tensor],
+    names: Sequence[str],
+    what: str = "",
+    ulps: float = 8.0,
+) -> None:
+    """`assert_no_worse` of each output and gradient; the reference gets the same numbers in float64.
+
+    Args:
+        names: of the outputs, then of the inputs' gradients. An input that is None, the last one, has none.
+    """
+    found, plain = (gradients(each, inputs, grads) for each in (fused, unfused))
+    wide = [None if x is None else x.double() for x in inputs]
+    exact = gradients(reference, wide, [grad.double() for grad in grads])
+    assert len(found) == len(names) - sum(x is None for x in inputs)
+    for name, f, p, e in zip(names[: len(found)], found, plain, exact, strict=True):
+        assert_no_worse(f, p, e, f"{name} {what}", ulps)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_accuracy import assert_no_worse, gradients
+from kernel_accuracy import assert_operator_no_worse, gradients
 from wide import COLUMNS, ROWS, some
 
 from redline.errors import ConfigError, ShapeError
@@ -28,11 +28,8 @@ def _check(device, rows, cols, dtype, has_bias):
     generator = torch.Generator().manual_seed(cols)
     x, dy = (torch.randn(rows, cols, generator=generator).to(device, dtype) for _ in "xy")
     bias = torch.randn(cols, generator=generator).to(device, dtype) if has_bias else None
-    found, plain = (gradients(each, (x, bias), [dy]) for each in (fused, _unfused))
-    wide = (x.double(), None if bias is None else bias.double())
-    exact = gradients(bias_squared_relu_reference, wide, [dy.double()])
-    for name, f, p, e in zip(("y", "dx", "dbias"), found, plain, exact, strict=False):
-        assert_no_worse(f, p, e, f"{name} {dtype} {rows}x{cols}")
+    names, what = ("y", "dx", "dbias"), f"{dtype} {rows}x{cols}"
+    assert_operator_no_worse(fused, _unfused, bias_squared_relu_reference, (x, bias), [dy], names, what)
 
 
 @settings(max_examples=15, deadline=None, derandomize=True)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_accuracy import assert_no_worse, assert_same, gradients
+from kernel_accuracy import assert_operator_no_worse, assert_same, gradients
 from wide import COLUMNS, ROWS, some
 
 from redline.errors import ConfigError, ShapeError
@@ -33,14 +33,15 @@ def _unfused(x, weight, zero_centered):
 
 def _check(device, dtype, rows, cols, zero_centered=False, seed=0):
     x, _, weight, dy, _ = _tensors(device, dtype, rows, cols, seed)
-    inputs, exact_inputs = (x, weight), (x.double(), weight.double())
-    fused = gradients(
-        lambda x, w: rms_norm(x, w, EPS, zero_centered=zero_centered, impl="triton"), inputs, [dy]
+    assert_operator_no_worse(
+        lambda x, w: rms_norm(x, w, EPS, zero_centered=zero_centered, impl="triton"),
+        lambda x, w: _unfused(x, w, zero_centered),
+        lambda x, w: rms_norm_reference(x, w, EPS, zero_centered),
+        (x, weight),
+        [dy],
+        ("y", "dx", "dweight"),
+        f"{dtype} {rows}x{cols}",
     )
-    plain = gradients(lambda x, w: _unfused(x, w, zero_centered), inputs, [dy])
-    exact = gradients(lambda x, w: rms_norm_reference(x, w, EPS, zero_centered), exact_inputs, [dy.double()])
-    for name, f, p, e in zip(("y", "dx", "dweight"), fused, plain, exact, strict=True):
-        assert_no_worse(f, p, e, f"{name} {dtype} {rows}x{cols}")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -74,17 +75,14 @@ def _check_add(device, dtype, rows, cols, zero_centered):
         total = x + residual
         return _unfused(total, w, zero_centered), total
 
-    inputs = (x, residual, weight)
-    fused = gradients(
-        lambda *a: add_rms_norm(*a, EPS, zero_centered=zero_centered, impl="triton"), inputs, [dy, dsum]
-    )
-    plain = gradients(unfused, inputs, [dy, dsum])
-    exact = gradients(
+    assert_operator_no_worse(
+        lambda *a: add_rms_norm(*a, EPS, zero_centered=zero_centered, impl="triton"),
+        unfused,
         lambda *a: add_rms_norm_reference(*a, EPS, zero_centered),
-        [t.double() for t in inputs], [dy.double(), dsum.double()],
-    )  # fmt: skip
-    for name, f, p, e in zip(("y", "sum", "dx", "dresidual", "dweight"), fused, plain, exact, strict=True):
-        assert_no_worse(f, p, e, name)
+        (x, residual, weight),
+        [dy, dsum],
+        ("y", "sum", "dx", "dresidual", "dweight"),
+    )
 
 
 @settings(max_examples=10, deadline=None, derandomize=True)

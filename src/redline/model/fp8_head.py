@@ -1,9 +1,9 @@
 """The output head in fp8: logits and the gradient of the hidden states; that of the weight stays in 16 bits.
 
 Scales are measured, by one more read of each operand, and belong to a state of their own: nothing of it is
-worth keeping in a checkpoint. The gradient of the logits is always in E5M2: beside
-the one large value of a token's label stand a hundred thousand that are small. A tensor-parallel rank casts
-its rows of the vocabulary, and the gradient of their logits, by scales of its own: they meet nobody else's.
+worth keeping in a checkpoint. The gradient of the logits is always in E5M2: beside the one large value of a
+token's label stand a hundred thousand that are small. A tensor-parallel rank casts its rows of the
+vocabulary, and the gradient of their logits, by scales of its own: they meet nobody else's.
 """
 
 from __future__ import annotations
@@ -60,9 +60,8 @@ class Fp8Head:
         """Before the first forward of a step; `looks` as in Fp8Gemms.begin_step."""
         self.state.looks = looks
         self.state.amax.zero_()
-        self.state.scale.fill_(
-            1.0
-        )  # where nothing finite is measured: no earlier step, which a resume forgets
+        # Where nothing finite is measured, a scale is 1: not that of an earlier step, which a resume forgets.
+        self.state.scale.fill_(1.0)
 
     def step(self) -> None:
         """After the optimizer's update: make the table, if there is to be one."""
