@@ -13,10 +13,13 @@ import pytest
 import torch
 from rich.console import Console
 
+from redline.bench import host_times
 from redline.bench import kernels as bench_kernels
 from redline.bench.gate import check, draw
-from redline.bench.kernels import FULL, QUICK, _load, all_passed, cases_of, cut, libraries
+from redline.bench.host_times import cut
+from redline.bench.kernels import FULL, QUICK, _load, all_passed, cases_of, libraries
 from redline.bench.rooms import rooms, rooms_named
+from redline.bench.turns import Turns
 from redline.cli.main import main
 from redline.errors import UsageError
 from redline.formulas.operators import OPERATORS, OPT_IN
@@ -247,23 +250,49 @@ def test_workspace_is_what_a_call_holds_beyond_its_inputs(monkeypatch):
 
 def test_every_provider_s_row_says_its_workspace(monkeypatch):
     """Without a GPU: the clock and the counters are stand-ins."""
-    zero = SimpleNamespace(seconds=1.0, late_s=[], late=False)
+    seconds = {"fused": 2.0, "eager": 1.0, "copy": 4.0, "copy alike": 8.0}
+    asked = []
+
+    def take_turns(calls, rounds, clock):
+        asked.append((set(calls), rounds))
+        return {name: Turns(valid_s=[seconds[name] - 0.01, seconds[name] + 0.01]) for name in calls}
+
     for name, stand_in in (
         ("CudaClock", lambda device: None),
-        ("take_turns", lambda calls, rounds, clock: dict.fromkeys(calls, zero)),
-        ("copy_bandwidth", lambda *_: 1.0),
-        ("host_seconds", lambda *_: None),
+        ("take_turns", take_turns),
+        ("add_host_times", lambda *_: None),
         ("workspace_bytes", lambda call: len(call.forward()[0])),
     ):
         monkeypatch.setattr(bench_kernels, name, stand_in)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(bench_kernels, "GIB", 64)
     eager = norm_case(None).providers["eager"]()
-    case = replace(norm_case(eager), dtype=torch.float32)
-    row = bench_kernels.bench_case(case, torch.device("cpu"), replace(QUICK, compile=False), 1.0)
+    case = replace(norm_case(eager), dtype=torch.float32, bytes_forward=100, bytes_backward=100)
+    cpu = torch.device("cpu")
+    row = bench_kernels.bench_case(case, cpu, replace(QUICK, compile=False), bench_kernels.Copies(cpu))
     assert {name: rates["workspace_bytes"] for name, rates in row["providers"].items()} == {
         "fused": 12,
         "eager": 12,
     }
+    assert row["copy_bytes_per_s"] == 2 * 64 / 4.0 and row["copy_alike_bytes_per_s"] == 100 / 8.0
+    fused = row["providers"]["fused"]
+    assert fused["forward_share_of_copy"] == 100 / 2.0 / 32 and fused["both_share_of_copy"] == 200 / 2.0 / 32
+    assert 0 < fused["forward_error_s"] == fused["both_error_s"] < 0.02
+    assert row["ahead"] == {"forward": ["eager"], "both": ["eager"]}
+    assert asked == [(set(seconds), QUICK.rounds), ({"fused", "eager"}, QUICK.rounds)]
+    assert QUICK.rounds_of(replace(case, flops=1)) == QUICK.rounds // 6
+
+
+def test_copies_move_what_the_operator_moves(monkeypatch):
+    """One of 1 GiB, one as small as a forward, which is no larger than the first."""
+    monkeypatch.setattr(bench_kernels, "GIB", 64)
+    copies = bench_kernels.Copies(torch.device("cpu"))
+    for num_bytes, moved in ((20, 10), (21, 10), (1000, 64)):
+        for name, size in (("copy", 64), ("copy alike", moved)):
+            copies._source.fill_(1)
+            copies._target.zero_()
+            copies.calls(num_bytes)[name]()
+            assert int(copies._target.sum()) == size
 
 
 def test_a_library_that_breaks_is_said_so_beside_the_others():
@@ -318,30 +347,30 @@ def test_host_time_is_that_of_the_quietest_round(monkeypatch):
     """Other jobs slow whole rounds down; a provider that takes no empty tensor has no figure."""
     clock = {"now": 0.0, "calls": 0}
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(bench_kernels.time, "perf_counter", lambda: clock["now"])
+    monkeypatch.setattr(host_times.time, "perf_counter", lambda: clock["now"])
 
     def provider(x, weight):
         assert len(x) == 1
-        round_of = (clock["calls"] - 10) // bench_kernels.HOST_CALLS
+        round_of = (clock["calls"] - 10) // host_times.HOST_CALLS
         clock["calls"] += 1
         clock["now"] += 2.0 if round_of == 3 else 4.0 + round_of
 
     found = [
-        bench_kernels.host_seconds(norm_case(provider), "fused", provider, torch.device("cpu"), rows)
+        host_times.host_seconds(norm_case(provider), "fused", provider, torch.device("cpu"), rows)
         for rows in (1, 0)
     ]
     assert found == [2.0, None]
-    assert clock["calls"] == 10 + bench_kernels.HOST_ROUNDS * bench_kernels.HOST_CALLS
+    assert clock["calls"] == 10 + host_times.HOST_ROUNDS * host_times.HOST_CALLS
 
 
 def test_host_time_is_the_least_of_what_was_asked(monkeypatch):
     """For a while the host is half as fast; what an empty grid refuses stays without a figure."""
     answers = iter([2e-5, 4e-5, None, 6e-5, 1e-5, 5e-5, None, 3e-5])
-    monkeypatch.setattr(bench_kernels, "host_seconds", lambda *_: next(answers))
+    monkeypatch.setattr(host_times, "host_seconds", lambda *_: next(answers))
     providers = dict.fromkeys(("fused", "compile", "liger"), lambda x: x)
     rates = {name: {} for name in providers}
     for _ in range(2):
-        bench_kernels.add_host_times(norm_case(None), providers, torch.device("cpu"), rates)
+        host_times.add_host_times(norm_case(None), providers, torch.device("cpu"), rates)
     assert rates["fused"] == {"host_s": 1e-5, "host_one_row_s": 4e-5} and rates["compile"] == {}
     assert rates["liger"] == {"host_s": None, "host_one_row_s": 3e-5}
 
@@ -462,7 +491,13 @@ def test_the_table():
     }
     rows = [
         {"op": "rms_norm", "case": "16 x 4", "gate": gate, "providers": providers},
-        {"op": "loss", "case": "8 x 4", "gate": gate, "providers": heads},
+        {
+            "op": "loss",
+            "case": "8 x 4",
+            "gate": gate,
+            "providers": heads,
+            "ahead": {"forward": ["liger", "quack"], "both": []},
+        },
         {"op": "rotary", "case": "8 x 2", "gate": {**gate, "passed": False, "worst": 3.0}, "providers": {}},
     ]
     out = io.StringIO()
@@ -475,9 +510,11 @@ def test_the_table():
         "quack: not installed: quack",
         "rms_norm 16 x 4: the host was late in every sample of eager's forward and both",
         "rotary 8 x 2: output 0 has 3.00 times",
+        "loss 8 x 4: ahead of fused, forward: liger, quack\n",
         "loss 8 x 4: most memory beyond the inputs: fused 1.50 GiB, liger 64.00 MiB",
     ):
         assert part in out.getvalue(), part
+    assert "ahead of fused, both" not in out.getvalue()
     assert not all_passed(rows) and all_passed(rows[:1])
 
 
@@ -487,6 +524,7 @@ def test_timings_on_a_gpu():
     from redline.bench.kernels import bench_kernels
 
     (row,) = bench_kernels(["rms_norm"], QUICK, lambda _: None)
+    assert row["copy_alike_bytes_per_s"] < 1.1 * row["copy_bytes_per_s"]
     fused = row["providers"]["fused"]
     assert row["gate"]["passed"] and 0 < fused["forward_s"] < fused["both_s"] < 0.1
     assert 0.1 < fused["forward_share_of_copy"] < 1.3 and 0 < fused["host_s"] < 1e-3

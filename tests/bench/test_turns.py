@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
+from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from redline.bench.turns import HEAD_START, PATIENT_ROUNDS, TRIES, take_turns
+from redline.bench.turns import HEAD_START, PATIENT_ROUNDS, TRIES, Turns, take_turns
 
 CYCLE_S = 0.5e-9
 QUERY_S = 1e-6
@@ -66,26 +69,50 @@ class Device:
         return run
 
 
-def test_providers_take_turns_at_being_first():
-    device = Device()
-    found = take_turns({name: device.call(name) for name in "abc"}, 4, device)
+def test_every_round_has_an_order_of_its_own():
+    """Nobody is always behind the same neighbour, nor first; the next run has the same orders."""
+    device, again = Device(), Device()
+    found, _ = (take_turns({name: each.call(name) for name in "abc"}, 40, each) for each in (device, again))
     order = "".join(each for each in device.asked if each in "abc")
-    assert order == "abcbcacababc"
-    assert device.asked.count("finish") == 4
+    rounds = [order[at : at + 3] for at in range(0, len(order), 3)]
+    assert len(rounds) == device.asked.count("finish") == 40 and again.asked == device.asked
+    assert all(sorted(each) == ["a", "b", "c"] for each in rounds)
+    behind = Counter(each[place : place + 2] for each in rounds for place in (0, 1))
+    assert len(behind) == 6 and min(behind.values()) >= 6  # 13 on average
     assert all(turns.seconds == pytest.approx(2 * KERNEL_S) and not turns.late_s for turns in found.values())
     assert take_turns({}, 2, device) == {}
+
+
+def test_who_is_ahead_by_more_than_chance():
+    def turns(center, spread, count=100):
+        return Turns(valid_s=[center + spread * (index % 2 * 2 - 1) for index in range(count)])
+
+    sharp, slower, blurred = turns(1.0, 0.01), turns(1.01, 0.01), turns(1.01, 0.1)
+    assert sharp.error_s == pytest.approx(1.2533 * 0.01 / 10, rel=0.01)
+    assert sharp.is_ahead_of(slower) and not slower.is_ahead_of(sharp)
+    assert not sharp.is_ahead_of(blurred) and not sharp.is_ahead_of(sharp)
+    one, late = Turns(valid_s=[0.5]), Turns(late_s=[3.0, 2.0])
+    assert one.error_s is late.error_s is None and one.is_ahead_of(late) and not late.is_ahead_of(one)
+
+
+@settings(max_examples=20, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 2**32))
+def test_the_error_is_that_of_the_median(seed):
+    """Of many sets of normal samples: medians differ by what a set says of itself."""
+    samples = np.random.default_rng(seed).normal(1.0, 0.1, (200, 60))
+    errors = [Turns(valid_s=list(each)).error_s for each in samples]
+    assert np.mean(errors) == pytest.approx(np.std(np.median(samples, axis=1)), rel=0.25)
 
 
 def test_a_late_sample_is_taken_again_with_twice_the_head_start():
     """A thread that wakes late by 1.5 ms once, then by 3 ms: the device's own time stays the same."""
     device = Device()
-    calls = {"late": device.call("late", [1.5e-3, 0.0, 0.0, 3e-3, 3e-3, 3e-3]), "other": device.call("other")}
-    found = take_turns(calls, 3, device)
-    assert found["late"].seconds == pytest.approx(2 * KERNEL_S) and not found["late"].late
-    gaps = [each - 2 * KERNEL_S for each in found["late"].late_s]  # a pause, less the head start
-    assert gaps == pytest.approx([0.5e-3, 2e-3, 1e-3], abs=0.1e-3)
-    assert found["other"].late_s == [] and len(found["other"].valid_s) == len(found["late"].valid_s) == 3
-    assert device.asked[:6] == ["1", "late", "2", "late", "1", "other"]
+    late = device.call("late", [1.5e-3, 0.0, 0.0, 3e-3, 3e-3, 3e-3])
+    (turns,) = take_turns({"late": late}, 3, device).values()
+    assert turns.seconds == pytest.approx(2 * KERNEL_S) and not turns.late and len(turns.valid_s) == 3
+    gaps = [each - 2 * KERNEL_S for each in turns.late_s]  # a pause, less the head start
+    assert gaps == pytest.approx([0.5e-3, 2e-3, 1e-3], abs=0.15e-3)
+    assert device.asked[:7] == ["1", "late", "2", "late", "finish", "1", "late"]
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)
@@ -107,5 +134,8 @@ def test_a_call_that_waits_for_the_device_is_told_so():
     assert waits.late and waits.valid_s == [] and waits.seconds == min(waits.late_s)
     assert waits.seconds == pytest.approx(2 * KERNEL_S + 5e-6)
     assert len(waits.late_s) == PATIENT_ROUNDS * TRIES + rounds - PATIENT_ROUNDS
-    assert [each for each in device.asked if each.isdigit()][:TRIES] == ["1", "2", "4", "8"]
-    assert not found["free"].late
+    asked = list(pairwise(device.asked))
+    assert [start for start, name in asked if name == "waits"][:TRIES] == ["1", "2", "4", "8"]
+    free = found["free"]
+    assert free.late_s == [] and len(free.valid_s) == rounds
+    assert {start for start, name in asked if name == "free"} == {"1"}

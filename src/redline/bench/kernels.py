@@ -1,20 +1,18 @@
 """Every fused operator against its plain twin, eager and compiled, and the libraries people take instead.
 
 A case is first checked (gate.py); an operator that fails is not timed. Times are medians over rounds in which
-the providers take turns (turns.py), the L2 cache cleared and the host ahead of the device, so that they are
-the device's alone; what a call allocates is counted apart (`workspace_bytes`), and so is what an eager call
-costs the host, on tensors without rows and with one.
+the providers and two copies take turns (turns.py), the L2 cache cleared and the host ahead of the device, so
+that they are the device's alone; what a call allocates is counted apart (`workspace_bytes`), and so is what
+an eager call costs the host (host_times.py).
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
-import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from importlib import metadata
 from typing import Any
 
@@ -22,13 +20,12 @@ import torch
 from torch import Tensor
 
 from redline.bench.gate import Gate, check, differentiable, draw, outputs_of, upstream_of
+from redline.bench.host_times import add_host_times
 from redline.bench.record import Keep
 from redline.bench.rooms import rooms, rooms_named
 from redline.bench.turns import CudaClock, Turns, take_turns
 from redline.kernels.bench_case import BenchCase, Provider
 from redline.units import GIB
-
-HOST_ROUNDS, HOST_CALLS = 5, 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +37,13 @@ class Effort:
     compile: bool
     cases_a_room: int | None
 
+    def rounds_of(self, case: BenchCase) -> int:
+        """Fewer where arithmetic is the limit: a call takes tens of milliseconds, and varies less."""
+        return self.rounds // 6 if case.flops else self.rounds
 
-FULL = Effort(rounds=30, warmup=5, compile=True, cases_a_room=None)
-QUICK = Effort(rounds=10, warmup=3, compile=True, cases_a_room=1)
+
+FULL = Effort(rounds=90, warmup=5, compile=True, cases_a_room=None)
+QUICK = Effort(rounds=60, warmup=3, compile=True, cases_a_room=1)
 LIBRARIES = ("liger-kernel", "quack-kernels")  # whose operators stand beside ours
 
 
@@ -73,9 +74,6 @@ def bench_kernels(
 ) -> list[dict[str, Any]]:
     """Check and time the cases on the current GPU; one row a case, the measured copy bandwidth in each.
 
-    A row also has the bandwidth of a copy that moves as many bytes as the operator's forward: a launch takes
-    some microseconds to fill and to drain the card, a tenth of what 64 MiB take.
-
     A case that fails has a row with its error in place of figures. Each row says which libraries were there.
 
     Args:
@@ -84,8 +82,7 @@ def bench_kernels(
     compared = libraries()
     say(", ".join(f"{name} {version or 'not installed'}" for name, version in compared.items()))
     device = torch.device("cuda", torch.cuda.current_device())
-    copy_rate = copy_bandwidth(device, effort)
-    say(f"device-to-device copy: {copy_rate / 1e9:,.0f} GB/s")
+    copies = Copies(device)
     rows: list[dict[str, Any]] = []
     started = time.perf_counter()
     cases = cases_of(only, effort)
@@ -93,7 +90,7 @@ def bench_kernels(
         say(f"{time.perf_counter() - started:4.0f} s  {case.op} {case.name}")
         torch._dynamo.reset()
         try:
-            rows.append(bench_case(case, device, effort, copy_rate))
+            rows.append(bench_case(case, device, effort, copies))
         except Exception as error:  # one broken operator must not cost the measurements of the others
             say(f"{case.op} {case.name} failed: {error}")
             rows.append({"op": case.op, "case": case.name, "error": f"{type(error).__name__}: {error}"})
@@ -110,8 +107,37 @@ def bench_kernels(
     return rows
 
 
-def bench_case(case: BenchCase, device: torch.device, effort: Effort, copy_rate: float) -> dict[str, Any]:
-    """The row of one case."""
+class Copies:
+    """Device-to-device copies that take turns with an operator: one of 1 GiB, one as small as its forward.
+
+    A launch takes some microseconds to fill and to drain the card, a tenth of what 64 MiB take; and a card's
+    bandwidth drifts by half a percent in a minute.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._source, self._target = (torch.empty(GIB, dtype=torch.int8, device=device) for _ in range(2))
+
+    def calls(self, num_bytes: int) -> dict[str, Callable[[], object]]:
+        """Both copies, where the operator reads and writes so many bytes."""
+        alike = min(GIB, num_bytes // 2)
+        source, target = self._source[:alike], self._target[:alike]
+        return {
+            "copy": lambda: self._target.copy_(self._source),
+            "copy alike": lambda: target.copy_(source),
+        }
+
+    @staticmethod
+    def rates(turns: Mapping[str, Turns], num_bytes: int) -> dict[str, float]:
+        """Bytes that each read and wrote a second."""
+        alike = 2 * min(GIB, num_bytes // 2)
+        return {
+            "copy_bytes_per_s": 2 * GIB / turns["copy"].seconds,
+            "copy_alike_bytes_per_s": alike / turns["copy alike"].seconds,
+        }
+
+
+def bench_case(case: BenchCase, device: torch.device, effort: Effort, copies: Copies) -> dict[str, Any]:
+    """The row of one case; `ahead` names who was faster than the fused operator by more than chance."""
     gate = check(case, device)
     row: dict[str, Any] = {
         "op": case.op,
@@ -120,8 +146,6 @@ def bench_case(case: BenchCase, device: torch.device, effort: Effort, copy_rate:
         "bytes_forward": case.bytes_forward,
         "bytes_backward": case.bytes_backward,
         "flops": case.flops,
-        "copy_bytes_per_s": copy_rate,
-        "copy_alike_bytes_per_s": copy_bandwidth(device, effort, case.bytes_forward // 2),
         "gate": gate.as_dict(),
         "providers": {},
     }
@@ -134,14 +158,19 @@ def bench_case(case: BenchCase, device: torch.device, effort: Effort, copy_rate:
         if error := _warm_up(calls[name], effort):
             rates[name] = {"error": error}
             del calls[name]
-    clock = CudaClock(device)
-    forward = take_turns({name: call.forward for name, call in calls.items()}, effort.rounds, clock)
+    clock, rounds = CudaClock(device), effort.rounds_of(case)
+    turns = {name: call.forward for name, call in calls.items()} | copies.calls(case.bytes_forward)
+    forward = take_turns(turns, rounds, clock)
     both: dict[str, Turns] = {}
     if case.bytes_backward or case.flops:
-        both = take_turns({name: call.both for name, call in calls.items()}, effort.rounds, clock)
+        both = take_turns({name: call.both for name, call in calls.items()}, rounds, clock)
+    row |= Copies.rates(forward, case.bytes_forward)
     for name in calls:
-        rates[name] = _rates(case, forward[name], both.get(name), copy_rate)
+        rates[name] = _rates(case, forward[name], both.get(name), row["copy_bytes_per_s"])
         rates[name]["workspace_bytes"] = workspace_bytes(calls[name])
+    row["ahead"] = {
+        what: _ahead(list(calls), found) for what, found in (("forward", forward), ("both", both))
+    }
     add_host_times(case, {name: providers[name] for name in calls}, device, rates)
     row["providers"] = {name: rates[name] for name in case.providers if name in rates}
     return row
@@ -223,73 +252,10 @@ def workspace_bytes(call: Call) -> int:
     return torch.cuda.max_memory_allocated() - before
 
 
-def copy_bandwidth(device: torch.device, effort: Effort, num_bytes: int = GIB) -> float:
-    """Bytes read and written a second by a device-to-device copy of so many."""
-    source, target = (torch.empty(num_bytes, dtype=torch.int8, device=device) for _ in range(2))
-    for _ in range(effort.warmup):
-        target.copy_(source)
-    turns = take_turns({"copy": lambda: target.copy_(source)}, effort.rounds, CudaClock(device))
-    return 2 * num_bytes / turns["copy"].seconds
-
-
-def add_host_times(
-    case: BenchCase, providers: dict[str, Provider], device: torch.device, rates: dict[str, dict[str, Any]]
-) -> None:
-    """Host time of each provider, without a row and with one, where it is below what `rates` knows of it.
-
-    A run asks twice, minutes apart: for seconds at a time a shared machine's host is half as fast.
-    """
-    for name, provider in providers.items():
-        if name == "compile":  # its first call at another size would compile anew
-            continue
-        for rows, field in ((0, "host_s"), (1, "host_one_row_s")):
-            times = rates[name].get(field), host_seconds(case, name, provider, device, rows)
-            rates[name][field] = min((each for each in times if each is not None), default=None)
-
-
-def host_seconds(
-    case: BenchCase, name: str, provider: Provider, device: torch.device, rows: int
-) -> float | None:
-    """Host time of an eager forward on tensors of so many rows; None where a provider fails on them.
-
-    Without a row nothing is launched (but by providers that launch an empty grid); with one, everything is.
-    The least of the rounds' medians: what a clock not yet raised or other jobs add is not the operator's.
-    """
-    try:
-        inputs = case.inputs_of(name, (case.cut or cut)(draw(case, device), rows))
-        for _ in range(10):
-            provider(*inputs)
-        rounds = [_median_seconds(partial(provider, *inputs)) for _ in range(HOST_ROUNDS)]
-    except Exception:  # an empty grid, say: what matters then is the other providers' number
-        return None
-    return min(rounds)
-
-
-def _median_seconds(call: Callable[[], Any]) -> float:
-    torch.cuda.synchronize()
-    times = []
-    for _ in range(HOST_CALLS):
-        started = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - started)
-    torch.cuda.synchronize()
-    return statistics.median(times)
-
-
-def cut(inputs: Sequence[Any], rows: int) -> tuple[Any, ...]:
-    """The inputs with `rows` rows left: every tensor as long as the first one is cut to them."""
-    first = next((each for each in inputs if isinstance(each, Tensor) and each.dim()), None)
-    if first is None:
-        return tuple(inputs)
-    return tuple(
-        _cut(each, rows) if isinstance(each, Tensor) and each.dim() and len(each) == len(first) else each
-        for each in inputs
-    )
-
-
-def _cut(tensor: Tensor, rows: int) -> Tensor:
-    found = tensor[:rows].detach().requires_grad_(tensor.requires_grad)
-    return found if tensor.is_leaf else found.clone()  # no leaf and no view, as a GEMM's result
+def _ahead(names: Iterable[str], turns: Mapping[str, Turns]) -> list[str]:
+    """Which of these providers were faster than the fused operator by more than chance."""
+    fused = turns.get("fused")
+    return [name for name in names if fused is not None and turns[name].is_ahead_of(fused)]
 
 
 def _rates(case: BenchCase, forward: Turns, both: Turns | None, copy_rate: float) -> dict[str, Any]:
@@ -297,6 +263,7 @@ def _rates(case: BenchCase, forward: Turns, both: Turns | None, copy_rate: float
     rate = case.bytes_forward / forward.seconds
     found: dict[str, Any] = {
         "forward_s": forward.seconds,
+        "forward_error_s": forward.error_s,
         "forward_bytes_per_s": rate,
         "forward_share_of_copy": rate / copy_rate,
         "late_samples": len(forward.late_s),
@@ -304,7 +271,8 @@ def _rates(case: BenchCase, forward: Turns, both: Turns | None, copy_rate: float
     }
     if both is not None:
         rate = (case.bytes_forward + case.bytes_backward) / both.seconds
-        found |= {"both_s": both.seconds, "both_bytes_per_s": rate, "both_share_of_copy": rate / copy_rate}
+        found |= {"both_s": both.seconds, "both_error_s": both.error_s}
+        found |= {"both_bytes_per_s": rate, "both_share_of_copy": rate / copy_rate}
         found["late_samples"] += len(both.late_s)
         found["late"] += ["both"] if both.late else []
     if case.flops:

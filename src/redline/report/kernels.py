@@ -19,8 +19,9 @@ def print_kernels(rows: Sequence[Mapping[str, Any]], console: Console | None = N
 
     "both" is forward and backward; "copy" the share of a device-to-device copy's rate that the bytes reach;
     "host" is what an eager forward costs the host on tensors without rows, and with one. Below the table
-    stands what each provider allocates beyond its inputs where arithmetic is the limit (the head and loss).
-    Why a provider has no figures is said below the table, and whose host was never ahead of the device.
+    stands what each provider allocates beyond its inputs where arithmetic is the limit (the head and loss),
+    who was ahead of the fused operator by more than chance, why a provider has no figures, and whose host was
+    never ahead of the device.
     """
     table = new_table("fused operators")
     table.add_column("operator", overflow="fold", min_width=16)
@@ -43,6 +44,11 @@ def print_kernels(rows: Sequence[Mapping[str, Any]], console: Console | None = N
             " gaps between kernels are part of its time"
             for by, rates in found.items()
             if rates.get("late")
+        )
+        notes |= dict.fromkeys(
+            f"{name}: ahead of fused, {what}: {', '.join(ahead)}"
+            for what, ahead in row.get("ahead", {}).items()
+            if ahead
         )
         if any("flops_per_s" in rates for rates in found.values()):
             held = (
