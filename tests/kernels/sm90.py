@@ -121,27 +121,27 @@ KERNELS = (
         ADAM_FORM,
     ),
     Kernel("norm_triton:_norm_fwd_kernel", NORM_F, ROW, 8),
-    Kernel("norm_triton:_norm_bwd_kernel", NORM_B, ROW | {"PREFETCH": True}, 8, registers=128),
+    Kernel("norm_triton:_norm_bwd_kernel", NORM_B, ROW | {"STAGES": 3}, 8, registers=128),
     Kernel(
         "norm_triton:_norm_fwd_kernel", NORM_F | {"bias": "bf16", "mean": "fp32"}, ROW | {"BLOCK_ROWS": 2}, 8
     ),
     Kernel(
         "norm_triton:_norm_bwd_kernel",
         NORM_B | {"mean": "fp32", "dbias": "fp32"},
-        ROW | {"PREFETCH": True},
+        ROW | {"STAGES": 3},
         8,
         registers=128,
     ),
     Kernel(
         "embedding.kernel:_gather_kernel",
         {"tokens": "i64", "weight": "bf16", "out": "bf16"},
-        {"POSITIONS": False, "WHOLE": True, "ROWS": 4, "BLOCK": 512},
+        {"POSITIONS": False, "WHOLE": True, "ROWS": 2, "BLOCKS": 4, "BLOCK": 1024},
         2,
     ),
     Kernel(
         "embedding.kernel:_gather_kernel",
         {"tokens": "i64", "weight": "bf16", "positions": "i64", "position_weight": "bf16", "out": "bf16"},
-        {"POSITIONS": True, "WHOLE": False, "ROWS": 4, "BLOCK": 512},
+        {"POSITIONS": True, "WHOLE": False, "ROWS": 2, "BLOCKS": 2, "BLOCK": 1024},
         2,
     ),
     Kernel(
@@ -159,32 +159,32 @@ KERNELS = (
     Kernel(
         "embedding.kernel:_run_kernel",
         {"entries": "i64", "dout": "bf16", "main_grad": "fp32"},
-        {"ROWS": 2, "BLOCK": 2048},
+        {"ROWS": 2, "BLOCKS": 2, "BLOCK": 2048},
     ),
     Kernel(
         "gated_triton:_gated_fwd_kernel",
         {"x": "bf16", "y": "bf16"},
-        TILE | {"BLOCK_ROWS": 1, "KIND": "silu", "CLAMP": True},
+        TILE | {"STRIPS": 7, "FAST": True, "BLOCK_ROWS": 1, "KIND": "silu", "CLAMP": True},
     ),
     Kernel(
         "gated_triton:_gated_bwd_kernel",
         STRIP,
-        TILE | {"KIND": "tanh", "CLAMP": False, "NUM_STAGES": 3},
+        TILE | {"STRIPS": 7, "FAST": True, "KIND": "tanh", "CLAMP": False, "NUM_STAGES": 3},
     ),
     Kernel(
         "ungated_triton:_ungated_fwd_kernel",
         {"x": "bf16", "bias": "bf16", "y": "bf16"},
-        TILE | {"KIND": "exact"},
+        TILE | {"STRIPS": 7, "FAST": True, "KIND": "exact"},
     ),
     Kernel(
         "ungated_triton:_ungated_bwd_kernel",
         STRIP,
-        TILE | {"KIND": "tanh", "NUM_STAGES": 3},
+        TILE | {"STRIPS": 7, "FAST": True, "KIND": "tanh", "NUM_STAGES": 3},
     ),
     Kernel(
         "ungated_triton:_ungated_bwd_kernel",
         STRIP,
-        TILE | {"KIND": "relu2", "NUM_STAGES": 3},
+        TILE | {"STRIPS": 7, "FAST": True, "KIND": "relu2", "NUM_STAGES": 3},
     ),
     Kernel(
         "bias_dropout_add.kernel:_bias_dropout_add_fwd_kernel",

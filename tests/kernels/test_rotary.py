@@ -111,7 +111,7 @@ def test_merged_projection_in_place(device, S, B, N, G, half_dim, full, interlea
         )
 
 
-@pytest.mark.parametrize(("heads", "groups", "blocks"), [(32, 1, 3), (4, 4, 2), (5, 2, 3), (1, 1, 2)])
+@pytest.mark.parametrize(("heads", "groups", "blocks"), [(32, 1, 3), (4, 4, 2), (5, 2, 2), (1, 1, 2)])
 def test_q_and_k_are_turned_by_one_launch(device, monkeypatch, heads, groups, blocks):
     """Forward and backward; where k has few heads, q's are taken 16 at a time all the same."""
     kernel, launched = pytest.importorskip("redline.kernels.rotary.kernel"), []

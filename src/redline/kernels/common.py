@@ -222,6 +222,11 @@ def num_sms(device_index: int) -> int:
     return torch.cuda.get_device_properties(device_index).multi_processor_count if device_index >= 0 else 3
 
 
+def on_nvidia(x: Tensor) -> bool:
+    """Whether a kernel on x may use instructions of NVIDIA's that Triton has no name for."""
+    return x.is_cuda and torch.version.hip is None
+
+
 def on_device_of(x: Tensor) -> AbstractContextManager[Any]:
     """Triton launches on the current device: make it the tensor's, at no cost where it is already."""
     index = x.get_device()

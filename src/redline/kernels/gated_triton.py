@@ -1,8 +1,9 @@
 """Gated activations in Triton, for SwiGLU and GEGLU: one pass each way, nothing kept but the input.
 
-A program takes a tile of gate and the same tile of up. Backward with a bias lets each program walk down its
-strip of columns, so that the bias gradient is summed in fp32 registers; a second launch adds the programs'
-partial rows in fixed order.
+A program takes a tile of gate and the same tile of up. How many tiles lie side by side is a constant: loads
+would wait for a division by it. Backward with a bias lets each program walk down its strip of columns, so
+that the bias gradient is summed in fp32 registers; a second launch adds the programs' partial rows in fixed
+order.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
@@ -15,7 +16,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from redline.kernels.common import as_rows, ceil_div, contiguous_like, num_sms, on_device_of, tile_config
+from redline.kernels.common import (
+    as_rows,
+    ceil_div,
+    contiguous_like,
+    num_sms,
+    on_device_of,
+    on_nvidia,
+    tile_config,
+)
 from redline.kernels.launch import launchable
 from redline.kernels.triton_common import (
     Sum,
@@ -44,18 +53,18 @@ def _load_gate_up(x_ptr, bias_ptr, row, col, mask, cols, x_stride):
 @triton.jit
 def _gated_fwd_kernel(
     x_ptr, bias_ptr, y_ptr, rows, cols, x_stride, limit, shift,
-    KIND: tl.constexpr, CLAMP: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
+    KIND: tl.constexpr, FAST: tl.constexpr, CLAMP: tl.constexpr,
+    STRIPS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
 ):  # fmt: skip
-    strips = tl.cdiv(cols, BLOCK_COLS)
+    SHORT: tl.constexpr = y_ptr.dtype.element_ty != tl.float32
     program = tl.program_id(0)
-    row = (program // strips).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    col = (program % strips) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
+    row = (program // STRIPS).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    col = (program % STRIPS) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
     mask = (row < rows)[:, None] & (col < cols)[None, :]
     gate, up = _load_gate_up(x_ptr, bias_ptr, row, col, mask, cols, x_stride)
     if CLAMP:
         gate, up = at_most(gate, limit), within(up, limit)
-    y = activate(gate, KIND) * (up + shift)
+    y = activate(gate, KIND, SHORT, FAST) * (up + shift)
     tl.store(y_ptr + (row * cols)[:, None] + col[None, :], y.to(y_ptr.dtype.element_ty), mask=mask)
 
 
@@ -63,12 +72,12 @@ def _gated_fwd_kernel(
 @triton.jit
 def _gated_bwd_kernel(
     dy_ptr, x_ptr, bias_ptr, dx_ptr, partial_ptr, rows, cols, dy_stride, x_stride, limit, shift, splits,
-    KIND: tl.constexpr, CLAMP: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr, NUM_STAGES: tl.constexpr,
+    KIND: tl.constexpr, FAST: tl.constexpr, CLAMP: tl.constexpr,
+    STRIPS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr, NUM_STAGES: tl.constexpr,
 ):  # fmt: skip
-    strips = tl.cdiv(cols, BLOCK_COLS)
-    split = tl.program_id(0) // strips
-    col = (tl.program_id(0) % strips) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
+    SHORT: tl.constexpr = dx_ptr.dtype.element_ty != tl.float32
+    split = tl.program_id(0) // STRIPS
+    col = (tl.program_id(0) % STRIPS) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
     dgate_sum = tl.zeros([BLOCK_ROWS, BLOCK_COLS], tl.float32)
     dup_sum = tl.zeros([BLOCK_ROWS, BLOCK_COLS], tl.float32)
     for start in tl.range(split * BLOCK_ROWS, rows, splits * BLOCK_ROWS, num_stages=NUM_STAGES):
@@ -81,7 +90,7 @@ def _gated_bwd_kernel(
             gate_grad = tl.where(gate > limit, 0.0, dy)
             up_grad = tl.where(beyond(up, limit), 0.0, dy)
             gate, up = at_most(gate, limit), within(up, limit)
-        value, slope = activate_and_slope(gate, KIND)
+        value, slope = activate_and_slope(gate, KIND, SHORT, FAST)
         dgate = gate_grad * (up + shift) * slope
         dup = up_grad * value
         target = dx_ptr + (row * (2 * cols))[:, None] + col[None, :]
@@ -105,11 +114,11 @@ def gated_forward(x: Tensor, bias: Tensor | None, kind: str, clamp: float | None
         return y
     x_rows = as_rows(x)
     rows, config = x_rows.shape[0], tile_config(cols, bias is not None)
-    grid = (ceil_div(cols, config.block_cols) * ceil_div(rows, config.block_rows),)
+    strips = ceil_div(cols, config.block_cols)
     with on_device_of(x):
-        _gated_fwd_kernel[grid](
+        _gated_fwd_kernel[(strips * ceil_div(rows, config.block_rows),)](
             x_rows, bias, y, rows, cols, x_rows.stride(0), clamp or 0.0, offset,
-            kind, clamp is not None, config.block_rows, config.block_cols,
+            kind, on_nvidia(x), clamp is not None, strips, config.block_rows, config.block_cols,
             num_warps=config.num_warps,
         )  # fmt: skip
     return y
@@ -139,8 +148,9 @@ def gated_backward(
     with on_device_of(x):
         _gated_bwd_kernel[(strips * splits,)](
             dy_rows, x_rows, bias, dx, partial, rows, cols, dy_rows.stride(0), x_rows.stride(0),
-            clamp or 0.0, offset, splits, kind, clamp is not None,
-            config.block_rows, config.block_cols, 3 if partial is not None else 1,  # a strip prefetches
+            clamp or 0.0, offset, splits, kind, on_nvidia(x), clamp is not None,
+            strips, config.block_rows, config.block_cols,
+            3 if partial is not None else 1,  # a strip prefetches
             num_warps=config.num_warps,
         )  # fmt: skip
         if partial is not None:

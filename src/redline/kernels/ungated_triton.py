@@ -1,7 +1,8 @@
 """Activations without a gate in Triton, for GELU and squared ReLU: one pass each way, only the input kept.
 
-Backward with a bias lets each program walk down its strip of columns, so that the bias gradient is summed in
-fp32 registers; a second launch adds the programs' partial rows in fixed order.
+How many tiles lie side by side is a constant: loads would wait for a division by it. Backward with a bias
+lets each program walk down its strip of columns, so that the bias gradient is summed in fp32 registers; a
+second launch adds the programs' partial rows in fixed order.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
@@ -14,7 +15,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from redline.kernels.common import as_rows, ceil_div, contiguous_like, num_sms, on_device_of, tile_config
+from redline.kernels.common import (
+    as_rows,
+    ceil_div,
+    contiguous_like,
+    num_sms,
+    on_device_of,
+    on_nvidia,
+    tile_config,
+)
 from redline.kernels.launch import launchable
 from redline.kernels.triton_common import Sum, activate, activate_and_slope, column_sums
 
@@ -23,17 +32,18 @@ from redline.kernels.triton_common import Sum, activate, activate_and_slope, col
 @triton.jit
 def _ungated_fwd_kernel(
     x_ptr, bias_ptr, y_ptr, rows, cols, x_stride,
-    KIND: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
+    KIND: tl.constexpr, FAST: tl.constexpr,
+    STRIPS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
 ):  # fmt: skip
-    strips = tl.cdiv(cols, BLOCK_COLS)
+    SHORT: tl.constexpr = y_ptr.dtype.element_ty != tl.float32
     program = tl.program_id(0)
-    row = (program // strips).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    col = (program % strips) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
+    row = (program // STRIPS).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    col = (program % STRIPS) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
     mask = (row < rows)[:, None] & (col < cols)[None, :]
     x = tl.load(x_ptr + (row * x_stride)[:, None] + col[None, :], mask=mask, other=0.0).to(tl.float32)
     if bias_ptr is not None:
         x += tl.load(bias_ptr + col, mask=col < cols, other=0.0).to(tl.float32)[None, :]
-    y = activate(x, KIND).to(y_ptr.dtype.element_ty)
+    y = activate(x, KIND, SHORT, FAST).to(y_ptr.dtype.element_ty)
     tl.store(y_ptr + (row * cols)[:, None] + col[None, :], y, mask=mask)
 
 
@@ -41,11 +51,12 @@ def _ungated_fwd_kernel(
 @triton.jit
 def _ungated_bwd_kernel(
     dy_ptr, x_ptr, bias_ptr, dx_ptr, partial_ptr, rows, cols, dy_stride, x_stride, splits,
-    KIND: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr, NUM_STAGES: tl.constexpr,
+    KIND: tl.constexpr, FAST: tl.constexpr,
+    STRIPS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr, NUM_STAGES: tl.constexpr,
 ):  # fmt: skip
-    strips = tl.cdiv(cols, BLOCK_COLS)
-    split = tl.program_id(0) // strips
-    col = (tl.program_id(0) % strips) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
+    SHORT: tl.constexpr = dx_ptr.dtype.element_ty != tl.float32
+    split = tl.program_id(0) // STRIPS
+    col = (tl.program_id(0) % STRIPS) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
     dbias = tl.zeros([BLOCK_ROWS, BLOCK_COLS], tl.float32)
     for start in tl.range(split * BLOCK_ROWS, rows, splits * BLOCK_ROWS, num_stages=NUM_STAGES):
         row = start + tl.arange(0, BLOCK_ROWS).to(tl.int64)
@@ -54,7 +65,7 @@ def _ungated_bwd_kernel(
         dy = tl.load(dy_ptr + (row * dy_stride)[:, None] + col[None, :], mask=mask, other=0.0)
         if bias_ptr is not None:
             x += tl.load(bias_ptr + col, mask=col < cols, other=0.0).to(tl.float32)[None, :]
-        dx = dy.to(tl.float32) * activate_and_slope(x, KIND)[1]
+        dx = dy.to(tl.float32) * activate_and_slope(x, KIND, SHORT, FAST)[1]
         target = dx_ptr + (row * cols)[:, None] + col[None, :]
         tl.store(target, dx.to(dx_ptr.dtype.element_ty), mask=mask)
         if bias_ptr is not None:
@@ -70,11 +81,11 @@ def ungated_forward(x: Tensor, bias: Tensor | None, kind: str) -> Tensor:
         return y
     x_rows = as_rows(x)
     (rows, cols), config = x_rows.shape, tile_config(x_rows.shape[1], bias is not None)
-    grid = (ceil_div(cols, config.block_cols) * ceil_div(rows, config.block_rows),)
+    strips = ceil_div(cols, config.block_cols)
     with on_device_of(x):
-        _ungated_fwd_kernel[grid](
-            x_rows, bias, y, rows, cols, x_rows.stride(0), kind,
-            config.block_rows, config.block_cols, num_warps=config.num_warps,
+        _ungated_fwd_kernel[(strips * ceil_div(rows, config.block_rows),)](
+            x_rows, bias, y, rows, cols, x_rows.stride(0), kind, on_nvidia(x),
+            strips, config.block_rows, config.block_cols, num_warps=config.num_warps,
         )  # fmt: skip
     return y
 
@@ -98,7 +109,7 @@ def ungated_backward(
     with on_device_of(x):
         _ungated_bwd_kernel[(strips * splits,)](
             dy_rows, x_rows, bias, dx, partial, rows, cols, dy_rows.stride(0), x_rows.stride(0), splits,
-            kind, config.block_rows, config.block_cols,
+            kind, on_nvidia(x), strips, config.block_rows, config.block_cols,
             3 if partial is not None else 1,  # a strip prefetches
             num_warps=config.num_warps,
         )  # fmt: skip

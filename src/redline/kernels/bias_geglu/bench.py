@@ -10,7 +10,7 @@ from torch import Tensor
 
 from redline.kernels.bench_case import LIMITED, BenchCase, Provider, twins
 from redline.kernels.bias_geglu.op import bias_geglu
-from redline.kernels.bias_geglu.reference import bias_geglu_reference
+from redline.kernels.bias_geglu.reference import GeluForm, bias_geglu_reference
 
 
 def _liger() -> Provider:
@@ -24,27 +24,33 @@ def _halves(x: Tensor) -> tuple[Tensor, ...]:
     return tuple(half.detach().clone().requires_grad_() for half in x.chunk(2, dim=-1))
 
 
-def _case(rows: int, cols: int, with_bias: bool, limited: bool = False) -> BenchCase:
+def _case(rows: int, cols: int, with_bias: bool, form: GeluForm = "tanh", limited: bool = False) -> BenchCase:
     def make_inputs(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, ...]:
         shapes = ((rows, 2 * cols), (2 * cols,)) if with_bias else ((rows, 2 * cols),)
         return tuple(torch.randn(shape, device=device, dtype=dtype, requires_grad=True) for shape in shapes)
 
     bias_bytes = 2 * cols * 2 if with_bias else 0
-    alone = with_bias or limited
+    alone = with_bias or form != "tanh"
     libraries = {} if alone else {"liger": _liger}
     adapted = {} if alone else {"liger": _halves}
-    form: dict[str, Any] = {"approximate": "quick", **LIMITED} if limited else {}
+    words: dict[str, Any] = {"approximate": form, **(LIMITED if limited else {})}
     return BenchCase(
         op="bias_geglu",
         name=f"{rows} x 2*{cols}"
         + (" + bias" if with_bias else "")
-        + (", quick, limited" if limited else ""),
+        + ("" if form == "tanh" else f", {form}")
+        + (", limited" if limited else ""),
         make_inputs=make_inputs,
-        providers=twins(partial(bias_geglu, **form), partial(bias_geglu_reference, **form), **libraries),
+        providers=twins(partial(bias_geglu, **words), partial(bias_geglu_reference, **words), **libraries),
         bytes_forward=3 * rows * cols * 2 + bias_bytes,
         bytes_backward=5 * rows * cols * 2 + 2 * bias_bytes,
         adapted=adapted,
     )
 
 
-CASES = (_case(8192, 16384, False), _case(8192, 16384, True), _case(8192, 16384, True, True))
+CASES = (
+    _case(8192, 16384, False),
+    _case(8192, 16384, True),
+    _case(8192, 16384, False, "exact"),
+    _case(8192, 16384, True, "quick", True),
+)

@@ -4,6 +4,8 @@ Backward: the ids are sorted stably, so that equal ids keep the order of their t
 with the place of its token. The program at the head of a run of equal ids adds the run's gradient rows in
 fp32, a few at a time, the first one last, and then the sum to the row of main_grad; the programs inside a
 run end at once. One program writes a row: no atomics, one fixed order.
+
+The tiles of a row are counted by constants, for loads would wait for a division by their number.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
@@ -34,13 +36,13 @@ LOWER = tl.constexpr((1 << 32) - 1)  # the place in an entry; the upper half is 
 
 
 @triton.jit
-def _rows(ids_ptr, weight_ptr, token, inside, weight_stride, start, num_rows, vocab_size, column, mask):
-    """What the ids of these tokens look up, in fp32: [tokens, columns]. No `mask`: all are there.
+def _rows(ids_ptr, weight_ptr, place, inside, weight_stride, start, num_rows, vocab_size, column, mask):
+    """What the ids at these places look up, in fp32: [places, columns]. No `mask`: all are there.
 
     Then an id that has no row here reads the first one in vain: there is one, and the load waits for no mask.
     """
     other = None if mask is None else 0
-    identity = tl.load(ids_ptr + token, mask=inside, other=other).to(tl.int64)[:, None]
+    identity = tl.load(ids_ptr + place, mask=inside, other=other).to(tl.int64)[:, None]
     local = identity - start
     known = (identity >= 0) & (identity < vocab_size)
     here = known & (local >= 0) & (local < num_rows)
@@ -55,21 +57,25 @@ def _rows(ids_ptr, weight_ptr, token, inside, weight_stride, start, num_rows, vo
 @triton.jit
 def _gather_kernel(
     tokens_ptr, weight_ptr, positions_ptr, position_weight_ptr, out_ptr, num_tokens, weight_stride,
-    position_stride, hidden, start, num_rows, vocab_size, num_positions,
-    POSITIONS: tl.constexpr, WHOLE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    position_stride, hidden, start, num_rows, vocab_size, num_positions, batch, positions_s, positions_b,
+    POSITIONS: tl.constexpr, WHOLE: tl.constexpr, ROWS: tl.constexpr, BLOCKS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """WHOLE: every tile has all its tokens and columns."""
-    blocks = tl.cdiv(hidden, BLOCK)  # those of a row follow one another
-    token = (tl.program_id(0) // blocks).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    column = (tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK))[None, :]
+    """WHOLE: every tile has all its tokens and columns. The BLOCKS of a row follow one another.
+
+    Positions [S, batch] may have any strides: they are often one column, seen by every sequence.
+    """
+    token = (tl.program_id(0) // BLOCKS).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = (tl.program_id(0) % BLOCKS * BLOCK + tl.arange(0, BLOCK))[None, :]
     inside, mask = None, None
     if not WHOLE:
         inside = token < num_tokens
         mask = inside[:, None] & (column < hidden)
     x = _rows(tokens_ptr, weight_ptr, token, inside, weight_stride, start, num_rows, vocab_size, column, mask)
     if POSITIONS:
+        place = token // batch * positions_s + token % batch * positions_b
         x += _rows(
-            positions_ptr, position_weight_ptr, token, inside, position_stride, 0, num_positions,
+            positions_ptr, position_weight_ptr, place, inside, position_stride, 0, num_positions,
             num_positions, column, mask,
         )  # fmt: skip
     out_ptr += token[:, None] * hidden + column
@@ -150,14 +156,13 @@ def _run_rows(entries_ptr, place, num_tokens, identity, wanted):
 @triton.jit
 def _run_kernel(
     entries_ptr, dout_ptr, main_grad_ptr, num_tokens, hidden, dout_stride, start, num_rows,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    ROWS: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Most runs have one row, so its way is short: one load says id and place, the next ones are both rows.
 
     The run's other rows come first, in a loop that needs its registers alone.
     """
-    blocks = tl.cdiv(hidden, BLOCK)
-    head = tl.program_id(0) // blocks
+    head = tl.program_id(0) // BLOCKS
     entry = tl.load(entries_ptr + head)
     identity = entry >> 32
     previous = tl.load(entries_ptr + head - 1, mask=head > 0, other=-1) >> 32
@@ -165,7 +170,7 @@ def _run_kernel(
     local = identity - start
     is_head = (head == 0) | (identity != previous)
     if is_head & (local >= 0) & (local < num_rows):
-        column = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
+        column = tl.program_id(0) % BLOCKS * BLOCK + tl.arange(0, BLOCK)
         mask = column < hidden
         total = tl.zeros((BLOCK,), tl.float32)
         more = following == identity
@@ -189,24 +194,29 @@ def gather(
     tokens: Tensor, weight_VH: Tensor, positions: Tensor | None, position_weight_PH: Tensor | None,
     vocab_start: int, vocab_size: int,
 ) -> Tensor:  # fmt: skip
-    """[*tokens.shape, H] in the weight's dtype. Ids contiguous, weights with unit column stride."""
+    """[*tokens.shape, H] in the weight's dtype. Tokens contiguous, weights with unit column stride."""
     rows, hidden = weight_VH.shape
     out = weight_VH.new_empty(*tokens.shape, hidden)
-    if out.numel():
-        block = min(GATHER_BLOCK, next_power_of_2(hidden))
-        position_stride, num_positions, whole = 0, 0, rows > 0
-        if position_weight_PH is not None:
-            position_stride, num_positions = position_weight_PH.stride(0), len(position_weight_PH)
-            whole = whole and num_positions > 0
-        whole = whole and tokens.numel() % GATHER_ROWS == 0 and hidden % block == 0
-        grid = ceil_div(tokens.numel(), GATHER_ROWS) * ceil_div(hidden, block)
-        with on_device_of(out):
-            _gather_kernel[(grid,)](
-                tokens, weight_VH, positions, position_weight_PH, out, tokens.numel(), weight_VH.stride(0),
-                position_stride, hidden, vocab_start, rows, vocab_size, num_positions,
-                POSITIONS=positions is not None, WHOLE=whole, ROWS=GATHER_ROWS, BLOCK=block,
-                num_warps=max(1, min(GATHER_WARPS, block // 512)),
-            )  # fmt: skip
+    if out.numel() == 0:
+        return out
+    block = min(GATHER_BLOCK, next_power_of_2(hidden))
+    blocks = ceil_div(hidden, block)
+    whole = rows > 0 and tokens.numel() % GATHER_ROWS == 0 and hidden % block == 0
+    num_positions, position_stride, batch, strides, warps = 0, 0, 1, (0, 0), GATHER_WARPS
+    if positions is not None and position_weight_PH is not None:
+        warps *= 2  # as many bytes a thread, of two rows
+        if positions.dim() != 2:
+            positions = positions.reshape(-1, 1)
+        num_positions, position_stride = len(position_weight_PH), position_weight_PH.stride(0)
+        batch, strides = positions.shape[1], (positions.stride(0), positions.stride(1))
+        whole = whole and num_positions > 0
+    with on_device_of(out):
+        _gather_kernel[(ceil_div(tokens.numel(), GATHER_ROWS) * blocks,)](
+            tokens, weight_VH, positions, position_weight_PH, out, tokens.numel(), weight_VH.stride(0),
+            position_stride, hidden, vocab_start, rows, vocab_size, num_positions, batch, *strides,
+            POSITIONS=positions is not None, WHOLE=whole, ROWS=GATHER_ROWS, BLOCKS=blocks, BLOCK=block,
+            num_warps=max(1, warps * block // GATHER_BLOCK),
+        )  # fmt: skip
     return out
 
 
@@ -238,10 +248,11 @@ def accumulate(main_grad_VH: Tensor, ids: Tensor, dout_TH: Tensor, vocab_start: 
     if dout_TH.numel() == 0:
         return
     block = min(RUN_BLOCK, next_power_of_2(hidden))
+    blocks = ceil_div(hidden, block)
     with on_device_of(dout_TH):
         entries_T = _sorted(ids, vocab_size)
-        _run_kernel[(tokens * ceil_div(hidden, block),)](
+        _run_kernel[(tokens * blocks,)](
             entries_T, dout_TH, main_grad_VH, tokens, hidden, dout_TH.stride(0), vocab_start,
             min(len(main_grad_VH), vocab_size - vocab_start),
-            ROWS=RUN_ROWS, BLOCK=block, num_warps=max(1, block // (32 * RUN_COLUMNS)),
+            ROWS=RUN_ROWS, BLOCKS=blocks, BLOCK=block, num_warps=max(1, block // (32 * RUN_COLUMNS)),
         )  # fmt: skip

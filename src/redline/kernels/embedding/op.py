@@ -161,8 +161,8 @@ class EmbeddingFn(torch.autograd.Function):
         position_weight: Tensor | None, position_main_grad: Tensor | None, vocab_start: int, vocab_size: int,
     ) -> Tensor:  # fmt: skip
         tokens, weight = tokens.contiguous(), as_rows(weight)
-        if positions is not None and position_weight is not None:
-            positions, position_weight = positions.contiguous(), as_rows(position_weight)
+        if position_weight is not None:
+            position_weight = as_rows(position_weight)
         out: Tensor = _gather(tokens, weight, positions, position_weight, vocab_start, vocab_size)
         ctx.save_for_backward(tokens, positions, weight, position_weight)
         ctx.main_grads, ctx.vocab = (main_grad, position_main_grad), (vocab_start, vocab_size)

@@ -10,15 +10,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from redline.kernels.common import on_nvidia
 from redline.kernels.fp8.reference import FP8_MAX
 
 
 def limit_of(dtype: torch.dtype, x: Tensor) -> float:
     """MAX, what kernels cut values off at; 0 on NVIDIA cards, whose instruction (cvt.satfinite) does it.
 
-    Where it is 0, a kernel may also use instructions of NVIDIA's that Triton has no name for.
+    Where it is 0, a kernel may also use other instructions of NVIDIA's, as `on_nvidia` says.
     """
-    return 0.0 if x.is_cuda and torch.version.hip is None else FP8_MAX[dtype]
+    return 0.0 if on_nvidia(x) else FP8_MAX[dtype]
 
 
 @triton.jit

@@ -111,7 +111,7 @@ def _activation_cast_kernel(
         mask = (row < rows)[:, None] & (col < cols)[None, :]
         offset = (row * x_stride)[:, None] + col[None, :]
         gate = _biased(x_ptr, bias_ptr, offset, col, mask, cols, 0)
-        y = activate(at_most(gate, LIMIT), KIND)
+        y = activate(at_most(gate, LIMIT), KIND, True, MAX == 0)
         if GATED:
             up = _biased(x_ptr, bias_ptr, offset, col, mask, cols, cols)
             y *= shifted(within(up, LIMIT), SHIFT)

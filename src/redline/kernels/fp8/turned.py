@@ -111,7 +111,7 @@ def _gradients(
     dy, gate = widened(dy, MAX), widened(gate, MAX)
     if bias is not None:
         gate += bias
-    value, slope = activate_and_slope(at_most(gate, LIMIT), KIND, MAX == 0)
+    value, slope = activate_and_slope(at_most(gate, LIMIT), KIND, True, MAX == 0)
     dup = dy
     if GATED:
         up = widened(up, MAX)

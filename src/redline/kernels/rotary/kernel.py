@@ -35,10 +35,11 @@ class HeadConfig:
 def head_config(num_heads: int, half: int, rest: int) -> HeadConfig:
     """A block of heads that divides their number where it can; 16 turned elements a thread, up to 8 warps.
 
-    On an H200 blocks of 8 and 16 heads of 128 take 198 us, at 1, 2 or 4 warps, of 64 heads 244 and more.
+    Two warps at least: of smaller programs an SM has no room for as many as keep memory busy. On an H200
+    blocks of 8 and 16 heads of 128 take 198 us, at 1, 2 or 4 warps, of 64 heads 244 and more.
     """
-    block_heads = min(16, max(4, num_heads & -num_heads))
     block_half = next_power_of_2(half)
+    block_heads = min(16, max(4, num_heads & -num_heads, 512 // block_half))
     warps = min(8, max(1, block_heads * block_half * 2 // 512))
     return HeadConfig(block_heads, block_half, next_power_of_2(rest) if rest else 0, warps)
 
