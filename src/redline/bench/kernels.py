@@ -42,7 +42,7 @@ class Effort:
         return self.rounds // 6 if case.flops else self.rounds
 
 
-FULL = Effort(rounds=90, warmup=5, compile=True, cases_a_room=None)
+FULL = Effort(rounds=60, warmup=5, compile=True, cases_a_room=None)
 QUICK = Effort(rounds=60, warmup=3, compile=True, cases_a_room=1)
 LIBRARIES = ("liger-kernel", "quack-kernels")  # whose operators stand beside ours
 
