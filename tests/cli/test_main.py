@@ -106,8 +106,9 @@ def test_print_config_is_read_back_as_the_same(
     assert main.main(["train", *words.split(), "--print-config"]) == 0
     first = capsys.readouterr().out
     Path("c.toml").write_text(first)
-    assert main.main(["train", "--print-config", "c.toml"]) == 0
-    assert capsys.readouterr().out == first
+    assert main.main(["train", "--print-config", "c.toml", "--lr", "1e-2", "--lr", "1e-3"]) == 0
+    again = capsys.readouterr()
+    assert again.out == first and "--lr is given twice: --lr 0.01, then --lr 0.001." in again.err
 
 
 def failing_with(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> int:

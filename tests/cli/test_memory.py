@@ -34,6 +34,16 @@ def test_flags_count(capsys):
     assert large["micro_batch_size"] == large["global_batch_size"] == 2
 
 
+def test_an_option_given_twice_is_said(capsys):
+    assert (
+        main(["--preset", "gpt2-124m", "--gpu", "l4", "--num-layers", "2", "--num-layers", "3", "--json"])
+        == 0
+    )
+    out, err = capsys.readouterr()
+    assert "--num-layers is given twice: --num-layers 2, then --num-layers 3. The last one counts." in err
+    assert json.loads(out)
+
+
 def test_text(capsys):
     assert main(["--preset", "gpt2-124m", "--gpu", "l4", "--tensors"]) == 0
     text = capsys.readouterr().out

@@ -207,8 +207,9 @@ def test_what_is_wrong_is_loud(device):
         assert loss.isnan().tolist() == [False, True, False]
     with pytest.raises(ShapeError, match="fewer columns"):
         cross_entropy(logits, labels, LossSpec(vocab_size=21))
-    with pytest.raises(ShapeError, match="integers"):
-        cross_entropy(logits, labels.float(), LossSpec(vocab_size=20))
+    for wrong in (labels.float(), labels > 3):
+        with pytest.raises(ShapeError, match="integers"):
+            cross_entropy(logits, wrong, LossSpec(vocab_size=20))
     with pytest.raises(ShapeError, match="same T"):
         cross_entropy(logits, labels[:2], LossSpec(vocab_size=20))
     with pytest.raises(ConfigError, match="float64"):

@@ -277,6 +277,11 @@ def test_what_is_wrong_is_loud(device):
         embedding(tokens, weight, vocab_size=18, positions=Positions(tokens, weight))
     with pytest.raises(ShapeError, match="position id"):
         embedding(tokens, weight, positions=Positions(tokens[:2], weight))
+    for wrong in (tokens.float(), tokens > 3):
+        with pytest.raises(ShapeError, match="ids that are integers"):
+            embedding(wrong, weight)
+        with pytest.raises(ShapeError, match="positions that are integers"):
+            embedding(tokens, weight, positions=Positions(wrong, weight))
     with pytest.raises(ConfigError, match="float64"):
         embedding(tokens, weight.double(), impl="triton")
     assert embedding(tokens, weight.double()).dtype == torch.float64

@@ -306,7 +306,7 @@ def test_what_is_wrong_is_loud(device):
     x, weight, labels, _ = draw(3, 4, 9, 9, torch.float32, device)
     with pytest.raises(ShapeError, match=r"(?s)fewer rows.*9 rows for 10"):
         linear_cross_entropy(x, weight, labels, LossSpec(vocab_size=10))
-    for wrong in (labels.float(), labels[:2]):
+    for wrong in (labels.float(), labels > 3, labels[:2]):
         with pytest.raises(ShapeError, match="one label a token, an integer"):
             linear_cross_entropy(x, weight, wrong, LossSpec(vocab_size=9))
     with pytest.raises(ShapeError, match="one weight a token"):

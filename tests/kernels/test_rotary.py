@@ -235,6 +235,7 @@ def test_empty_and_refusals(device):
     assert "fp32" in supports(q, cos.double())
     with pytest.raises(ConfigError, match="fp32"):
         rotary(q, q, cos.double(), sin.double(), rotary_dim=8, impl="triton")
-    with pytest.raises(ShapeError, match="integers"):
-        rotary(q, q, cos, sin, rotary_dim=8, positions_SB=torch.zeros(2, device=device))
+    for wrong in (torch.zeros(2, device=device), torch.zeros(2, 1, dtype=torch.bool, device=device)):
+        with pytest.raises(ShapeError, match="integers"):
+            rotary(q, q, cos, sin, rotary_dim=8, positions_SB=wrong)
     assert split_qkv(torch.zeros(2, 1, 32), 2, 1, 8)[0].shape == (2, 1, 2, 8)

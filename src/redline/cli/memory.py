@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -74,6 +75,8 @@ def main(argv: Sequence[str]) -> int:
     if run is not None and against is not None and not words:
         words, gpu = _options_of(Path(against)), gpu or _device_of(run)
     parsed = parse_args(words, training=False)
+    for notice in parsed.notices:
+        print(notice, file=sys.stderr)
     config = parsed.config
     layouts = _refused_layouts(parsed, gpus)
     hardware = _hardware(config, gpu)

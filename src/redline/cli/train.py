@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 from redline.config import format_help, parse_args, read_environment, to_toml
@@ -21,6 +22,8 @@ def main(argv: Sequence[str]) -> int:
         error.everywhere = True  # all ranks were given the same words
         raise
     if prints:
+        for notice in parsed.notices:
+            print(notice, file=sys.stderr)
         print(to_toml(parsed.config), end="")
         return 0
 

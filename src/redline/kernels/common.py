@@ -22,6 +22,7 @@ from redline.errors import ConfigError, ShapeError
 
 Impl = Literal["auto", "triton", "reference"]
 FUSED_DTYPES = frozenset((torch.float32, torch.bfloat16, torch.float16))
+INTEGERS = frozenset((torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8))  # of ids and labels
 LIBRARY = torch.library.Library("redline", "FRAGMENT")  # torch keeps operators only as long as their library
 _HERE: AbstractContextManager[None] = nullcontext()
 

@@ -22,7 +22,17 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from redline.errors import RedlineError
-from redline.kernels.common import Impl, apply, as_rows, lazily, operator, require, use_triton, why_not
+from redline.kernels.common import (
+    INTEGERS,
+    Impl,
+    apply,
+    as_rows,
+    lazily,
+    operator,
+    require,
+    use_triton,
+    why_not,
+)
 from redline.kernels.cross_entropy.reference import (
     cross_entropy_reference,
     gradient_reference,
@@ -104,7 +114,7 @@ def _check(
         mend="flatten both over the tokens.",
     )
     require(
-        not labels_T.is_floating_point(),
+        labels_T.dtype in INTEGERS,
         "cross_entropy takes labels that are integers.",
         why="a label is a column of the logits; a negative one marks a token without a part.",
         mend="convert them to int64.",

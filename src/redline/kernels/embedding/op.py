@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from redline.kernels.common import (
+    INTEGERS,
     Impl,
     accumulate_into,
     apply,
@@ -99,8 +100,10 @@ def _check(
     vocab_start: int, vocab_size: int,
 ) -> None:  # fmt: skip
     _check_table(weight_VH, main_grad)
+    require(tokens.dtype in INTEGERS, "embedding takes ids that are integers.")
     if positions is not None:
         _check_table(positions.weight, positions.main_grad)
+        require(positions.ids.dtype in INTEGERS, "embedding takes positions that are integers.")
         require(
             positions.ids.shape == tokens.shape and positions.weight.shape[1] == weight_VH.shape[1],
             "embedding takes a position id a token, and word and position weights of one hidden size.",

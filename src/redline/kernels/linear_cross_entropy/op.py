@@ -24,6 +24,7 @@ from torch.autograd.function import once_differentiable
 from redline.errors import RedlineError, ShapeError
 from redline.formulas.loss_chunks import loss_chunk_tokens
 from redline.kernels.common import (
+    INTEGERS,
     Impl,
     accumulate_into,
     apply,
@@ -38,8 +39,6 @@ from redline.kernels.linear_cross_entropy.products import HeadProducts
 from redline.kernels.linear_cross_entropy.reference import linear_cross_entropy_reference
 from redline.kernels.linear_cross_entropy.sharded import launch_sharded
 from redline.kernels.loss_spec import LossSpec, add_z_part, loss_spec
-
-INTEGERS = frozenset((torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8))  # of labels
 
 
 def supports(hidden_TH: Tensor, weight_VH: Tensor) -> str | None:

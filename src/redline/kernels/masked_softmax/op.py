@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from redline.errors import ShapeError
-from redline.kernels.common import Impl, apply, lazily, operator, use_triton, why_not
+from redline.kernels.common import INTEGERS, Impl, apply, lazily, operator, use_triton, why_not
 from redline.kernels.masked_softmax.reference import masked_softmax_reference
 
 MAX_COLS = 32768  # one row is held by one program
@@ -97,7 +97,7 @@ def masked_softmax(
             )
     if lengths_B is not None and not (
         lengths_B.shape == shape[:1]
-        and not lengths_B.is_floating_point()
+        and lengths_B.dtype in INTEGERS
         and lengths_B.is_contiguous()
         and lengths_B.device == scores_BNSK.device
     ):

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from redline.errors import ShapeError
-from redline.kernels.common import Impl, apply, lazily, operator, split_qkv, use_triton, why_not
+from redline.kernels.common import INTEGERS, Impl, apply, lazily, operator, split_qkv, use_triton, why_not
 from redline.kernels.rotary.reference import rotary_reference
 
 
@@ -130,7 +130,7 @@ def _check(
         if not (shape[0] >= S):
             raise ShapeError(f"{op}: a table of {shape[0]} positions is too short for a sequence of {S}.")
     else:
-        if not (positions_SB.shape == (S, B) and not positions_SB.is_floating_point()):
+        if not (positions_SB.shape == (S, B) and positions_SB.dtype in INTEGERS):
             raise ShapeError(
                 f"{op}: positions {tuple(positions_SB.shape)} are not integers [S, B] = [{S}, {B}]."
             )
