@@ -143,6 +143,13 @@ def test_summary_says_everything():
     assert "0.75" in printed(on_gpu, 120)
 
 
+def test_more_than_the_peak_is_explained():
+    facts = {**DOCUMENT["mfu"]["causal-half"], "mfu": 1.05, "flops_per_s": 2.1e11}
+    words = "105.0% = 210 GFLOP/s / 200 GFLOP/s fp32 (measured); above 100%: that peak is too low"
+    assert words in printed(DOCUMENT | {"mfu": {"causal-half": facts}}, 200)
+    assert "above 100%" not in printed(DOCUMENT, 200)
+
+
 @pytest.mark.parametrize("width", [30, 40, 60, 80])
 def test_summary_fits_narrow_terminals(width):
     text = printed(DOCUMENT, width)

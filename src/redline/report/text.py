@@ -130,7 +130,10 @@ def _mfu(facts: Mapping[str, Any]) -> str:
     if facts["mfu"] is None:
         return f"n/a ({rate}; no known {facts['dtype']} peak)"
     peak = format_flops_per_s(facts["peak_flops_per_s"])
-    return f"{facts['mfu']:.1%} = {rate} / {peak} {facts['dtype']} ({facts['peak_source']})"
+    stated = f"{facts['mfu']:.1%} = {rate} / {peak} {facts['dtype']} ({facts['peak_source']})"
+    if facts["mfu"] <= 1:
+        return stated
+    return f"{stated}; above 100%: that peak is too low, as one is that was measured beside other work"
 
 
 def _fp8(rows: Iterable[Mapping[str, Any]]) -> Table:
