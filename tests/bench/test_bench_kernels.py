@@ -281,6 +281,10 @@ def test_every_provider_s_row_says_its_workspace(monkeypatch):
     assert row["ahead"] == {"forward": ["eager"], "both": ["eager"]}
     assert asked == [(set(seconds), QUICK.rounds), ({"fused", "eager"}, QUICK.rounds)]
     assert QUICK.rounds_of(replace(case, flops=1)) == QUICK.rounds // 6
+    row = bench_kernels.bench_case(
+        replace(case, flops=1), cpu, replace(QUICK, compile=False), bench_kernels.Copies(cpu)
+    )
+    assert row["ahead"] == {"both": ["eager"]}, "a head and loss may make gradients in forward"
 
 
 def test_copies_move_what_the_operator_moves(monkeypatch):

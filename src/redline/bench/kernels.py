@@ -168,9 +168,9 @@ def bench_case(case: BenchCase, device: torch.device, effort: Effort, copies: Co
     for name in calls:
         rates[name] = _rates(case, forward[name], both.get(name), row["copy_bytes_per_s"])
         rates[name]["workspace_bytes"] = workspace_bytes(calls[name])
-    row["ahead"] = {
-        what: _ahead(list(calls), found) for what, found in (("forward", forward), ("both", both))
-    }
+    row["ahead"] = {"both": _ahead(calls, both)}
+    if not case.flops:  # whose forwards make gradients, or do not
+        row["ahead"]["forward"] = _ahead(calls, forward)
     add_host_times(case, {name: providers[name] for name in calls}, device, rates)
     row["providers"] = {name: rates[name] for name in case.providers if name in rates}
     return row
