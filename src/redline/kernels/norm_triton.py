@@ -42,12 +42,12 @@ def forward_config(cols: int, layer: bool) -> TileConfig:
     """A tile of 4096 elements over 8 warps, two 16-byte loads of bf16 a thread; of LayerNorm twice as many.
 
     A row of 4096 so takes 69 us for 128 MiB on an H200, two of them at a time 70, over 4 warps 71. With a
-    mean to wait for two rows take 69.4, one 71 to 76; two of 8192 take 73.6, one 74.5. Both sums in one
-    exchange between warps do not pay, nor does it pay to fetch the next rows ahead.
+    mean to wait for two rows take 69.4, one 71 to 76. Both sums in one exchange between warps do not pay, nor
+    does it pay to fetch the next rows ahead.
     """
     block_cols = next_power_of_2(cols)
     warps = 16 if block_cols > 8192 else 8 if block_cols > 512 else 4
-    tile = max(8192, 2 * block_cols) if layer and warps == 8 else 4096
+    tile = 8192 if layer and warps >= 8 else 4096
     return TileConfig(max(1, tile // block_cols), block_cols, warps)
 
 
