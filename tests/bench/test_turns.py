@@ -88,9 +88,11 @@ def test_who_is_ahead_by_more_than_chance():
         return Turns(valid_s=[center + spread * (index % 2 * 2 - 1) for index in range(count)])
 
     sharp, slower, blurred = turns(1.0, 0.01), turns(1.01, 0.01), turns(1.01, 0.1)
-    assert sharp.error_s == pytest.approx(1.2533 * 0.01 / 10, rel=0.01)
+    assert sharp.error_s == pytest.approx(1.2533 * 1.4826 * 0.01 / 10, rel=0.01)
     assert sharp.is_ahead_of(slower) and not slower.is_ahead_of(sharp)
     assert not sharp.is_ahead_of(blurred) and not sharp.is_ahead_of(sharp)
+    stray = Turns(valid_s=[*slower.valid_s[:-1], 15.0])  # a job of somebody else's, once
+    assert stray.error_s == pytest.approx(slower.error_s, rel=0.05) and sharp.is_ahead_of(stray)
     one, late = Turns(valid_s=[0.5]), Turns(late_s=[3.0, 2.0])
     assert one.error_s is late.error_s is None and one.is_ahead_of(late) and not late.is_ahead_of(one)
 

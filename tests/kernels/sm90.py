@@ -12,6 +12,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+SHARED = 232_448  # of an SM, for one program
+
 
 @dataclass(frozen=True)
 class Kernel:
@@ -27,6 +29,8 @@ class Kernel:
         draws: whether every 16-byte load must be on its way before the mask is drawn.
         ahead: whether it must be before the first exponential is taken.
         odd: arguments that are not divisible by 16, beside ODD.
+        shared: bytes of shared memory that it may take, so that as many programs as planned share an SM.
+        spills: whether it may use local memory.
     """
 
     place: str
@@ -39,6 +43,8 @@ class Kernel:
     draws: bool = False
     ahead: bool = False
     odd: frozenset[str] = frozenset()
+    shared: int = SHARED
+    spills: bool = False
 
 
 FLOATS = {"eps", "scale", "limit", "shift", "label_share", "other_share", "z_loss"}
@@ -131,6 +137,22 @@ KERNELS = (
         ROW | {"STAGES": 3},
         8,
         registers=128,
+        shared=SHARED // 2,
+    ),
+    *(  # in fp32, with the gradient of the sum: the most that is on its way
+        Kernel(
+            "norm_triton:_norm_bwd_kernel",
+            dict.fromkeys(NORM_B, "fp32"),
+            ROW | {"STAGES": 3, "BLOCK_COLS": cols},
+            warps,
+            wide=not odd,
+            registers=128,
+            odd=odd,
+            spills=bool(odd),  # rows that may begin anywhere are not asked to be fast
+            shared=SHARED // programs,
+        )
+        for cols, warps, programs in ((8192, 16, 1), (4096, 8, 2), (2048, 4, 4))
+        for odd in (frozenset[str](), frozenset({"cols", "x_stride", "dy_stride", "dsum_stride"}))
     ),
     Kernel(
         "embedding.kernel:_gather_kernel",
@@ -422,8 +444,8 @@ KERNELS += tuple(
 )
 
 
-def compile_for_hopper(kernel: Kernel) -> bytes:
-    """The machine code of a kernel for sm_90."""
+def compile_for_hopper(kernel: Kernel) -> tuple[bytes, int]:
+    """The machine code of a kernel for sm_90, and the bytes of shared memory that it takes."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -460,11 +482,11 @@ def compile_for_hopper(kernel: Kernel) -> bytes:
     target = GPUTarget("cuda", 90, 32)
     options = {"num_warps": num_warps, "maxnreg": registers}
     compiled = triton.compile(source, target=target, options=options)
-    return compiled.asm["cubin"]
+    return compiled.asm["cubin"], compiled.metadata.shared
 
 
-def faults(kernel: Kernel, cubin: bytes) -> list[str]:
-    """What the machine code shows: local memory (spills), a 2-byte access, a register that was lost."""
+def faults(kernel: Kernel, cubin: bytes, shared: int) -> list[str]:
+    """Too much shared memory, and what the machine code shows: spills, 2-byte accesses, a lost register."""
     import triton
 
     disassembler = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
@@ -475,7 +497,8 @@ def faults(kernel: Kernel, cubin: bytes) -> list[str]:
         command = [disassembler, "-c", "-ndf", file.name]
         listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     spilled = re.findall(r"\b(?:LDL|STL)[.\w]*", listing)
-    found = sorted(set(spilled))
+    found = [] if kernel.spills else sorted(set(spilled))
+    found += [f"{shared} bytes of shared memory"] if shared > kernel.shared else []
     # The stack pointer as a number: what ptxas takes where it has lost the register of a value.
     lines = [line for line in listing.splitlines() if not re.search(r"\[R1\b|R1, c\[0x0\]|R1, R1,", line)]
     found += [f"R1 as a number: {line.split(';')[0].strip()}" for line in lines if re.search(r"\bR1\b", line)]
@@ -494,7 +517,7 @@ def faults(kernel: Kernel, cubin: bytes) -> list[str]:
 def main() -> int:
     failed = 0
     for kernel in KERNELS:
-        found = faults(kernel, compile_for_hopper(kernel))
+        found = faults(kernel, *compile_for_hopper(kernel))
         failed += bool(found)
         print(kernel.place, *found, sep=" " if found else "", end=" FAULTS\n" if found else " ok\n")
     return failed

@@ -269,6 +269,39 @@ def test_same_bits_every_run(device):
     assert torch.equal(*grads)
 
 
+@pytest.mark.parametrize(
+    "places",
+    [
+        torch.arange(20).view(5, 4)[:, 1:2].expand(5, 3),
+        torch.arange(40, dtype=torch.int32).view(5, 8)[:, ::3],
+        torch.arange(15).view(3, 5).t(),
+        torch.tensor(7).expand(5, 3),
+        torch.arange(60).view(5, 3, 4)[..., 0].reshape(15)[::1].view(5, 3),
+    ],
+    ids=("a column for all", "every third", "transposed", "one for all", "as they are"),
+)
+@pytest.mark.parametrize("fused_grad", (False, True))
+def test_positions_of_any_strides_b015(device, places, fused_grad):
+    """B015: forward and backward; a view that is one by one in memory nowhere counts as what it shows."""
+    generator = torch.Generator().manual_seed(5)
+    tokens = torch.randint(0, 9, (5, 3), generator=generator).to(device)
+    words, table, dout = (torch.randn(shape, generator=generator) for shape in ((9, 8), (60, 8), (5, 3, 8)))
+    results = []
+    for impl in ("triton", "reference"):
+        weight, learned = (each.to(device).requires_grad_() for each in (words.clone(), table.clone()))
+        grads = (
+            [torch.zeros(9, 8, device=device), torch.zeros(60, 8, device=device)]
+            if fused_grad
+            else [None] * 2
+        )
+        positions = Positions(places.to(device), learned, grads[1])
+        out = embedding(tokens, weight, main_grad=grads[0], positions=positions, impl=impl)
+        out.backward(dout.to(device))
+        results.append([out.detach(), *(grads if fused_grad else (weight.grad, learned.grad))])
+    for fused, plain in zip(*results, strict=True):
+        torch.testing.assert_close(fused, plain, rtol=1e-6, atol=1e-6)
+
+
 def test_what_is_wrong_is_loud(device):
     tokens, weight, _ = draw((6,), 9, 9, 4, torch.float32, device)
     with pytest.raises(ShapeError, match="main_grad"):

@@ -102,10 +102,24 @@ def test_add_rms_norm_of_any_width(device, rows, cols, dtype, zero_centered):
     _check_add(device, dtype, rows, cols, zero_centered)
 
 
+@pytest.mark.parametrize("cols", [8191, 8192, 8209])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_program_takes_several_wide_rows(device, dtype):
-    """Above 8,192 columns backward does not fetch the next row ahead. The interpreter has 3 programs."""
-    _check_add(device, dtype, 5 if device == "cpu" else 3000, 8209, True)
+def test_a_program_takes_several_wide_rows(device, dtype, cols):
+    """Up to 8,192 columns backward has two steps ahead, above none. The interpreter has 3 programs."""
+    _check_add(device, dtype, 5 if device == "cpu" else 3000, cols, True)
+
+
+@pytest.mark.parametrize(
+    ("shared_bytes", "narrow", "wide"), [(232_448, 3, 3), (166_912, 3, 1), (101_376, 3, 1), (49_152, 1, 1)]
+)
+def test_rows_are_ahead_where_shared_memory_holds_them(shared_bytes, narrow, wide):
+    """Hopper's, an A100's, that of cards for a desk, and what every card has: rows in 16 bits, and in fp32."""
+    norms = pytest.importorskip("redline.kernels.norm_triton")
+    for cols in (512, 2048, 4096, 8192):
+        config = norms.backward_config(cols)
+        assert norms.backward_stages(config, 2 + 2, shared_bytes) == narrow
+        assert norms.backward_stages(config, 4 + 4 + 4, shared_bytes) == wide
+    assert norms.backward_stages(norms.backward_config(8193), 2, shared_bytes) == 1
 
 
 def test_fp32_residual_stream_with_bf16_output(device):

@@ -111,9 +111,20 @@ def test_merged_projection_in_place(device, S, B, N, G, half_dim, full, interlea
         )
 
 
-@pytest.mark.parametrize(("heads", "groups", "blocks"), [(32, 1, 3), (4, 4, 2), (5, 2, 2), (1, 1, 2)])
-def test_q_and_k_are_turned_by_one_launch(device, monkeypatch, heads, groups, blocks):
-    """Forward and backward; where k has few heads, q's are taken 16 at a time all the same."""
+@pytest.mark.parametrize(
+    ("dim", "heads", "groups", "blocks"),
+    [
+        (8, 32, 1, 3),
+        (8, 4, 4, 2),
+        (8, 5, 2, 2),
+        (8, 1, 1, 2),
+        (128, 16, 8, 3),
+        (128, 12, 4, 3),
+        (256, 8, 4, 3),
+    ],
+)
+def test_q_and_k_are_turned_by_one_launch(device, monkeypatch, dim, heads, groups, blocks):
+    """Forward and backward; where k has few heads, q's are taken 16 at a time, or what fills two warps."""
     kernel, launched = pytest.importorskip("redline.kernels.rotary.kernel"), []
     inner = kernel._rotary_kernel
 
@@ -123,10 +134,10 @@ def test_q_and_k_are_turned_by_one_launch(device, monkeypatch, heads, groups, bl
             return inner[grid]
 
     monkeypatch.setattr(kernel, "_rotary_kernel", Counted())
-    cos, sin = _table(device, 3, 8)
-    q, k = (torch.randn(3, 2, n, 8, device=device) for n in (heads, groups))
+    cos, sin = _table(device, 3, dim)
+    q, k = (torch.randn(3, 2, n, dim, device=device) for n in (heads, groups))
     results = [
-        gradients(lambda q, k, i=impl: rotary(q, k, cos, sin, rotary_dim=8, impl=i), (q, k), [q, k])
+        gradients(lambda q, k, i=impl: rotary(q, k, cos, sin, rotary_dim=dim, impl=i), (q, k), [q, k])
         for impl in ("triton", "reference")
     ]
     assert launched == [(3 * 2 * blocks,)] * 2

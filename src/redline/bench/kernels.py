@@ -38,8 +38,8 @@ class Effort:
     cases_a_room: int | None
 
     def rounds_of(self, case: BenchCase) -> int:
-        """Fewer where arithmetic is the limit: a call takes tens of milliseconds, and varies less."""
-        return self.rounds // 6 if case.flops else self.rounds
+        """Fewer where arithmetic is the limit: a call then takes tens of milliseconds."""
+        return self.rounds // 3 if case.flops else self.rounds
 
 
 FULL = Effort(rounds=60, warmup=5, compile=True, cases_a_room=None)
@@ -163,10 +163,11 @@ def bench_case(case: BenchCase, device: torch.device, effort: Effort, copies: Co
     forward = take_turns(turns, rounds, clock)
     both: dict[str, Turns] = {}
     if case.bytes_backward or case.flops:
-        both = take_turns({name: call.both for name, call in calls.items()}, rounds, clock)
+        turns = {name: call.both for name, call in calls.items()} | copies.calls(case.bytes_forward)
+        both = take_turns(turns, rounds, clock)
     row |= Copies.rates(forward, case.bytes_forward)
     for name in calls:
-        rates[name] = _rates(case, forward[name], both.get(name), row["copy_bytes_per_s"])
+        rates[name] = _rates(case, name, forward, both)
         rates[name]["workspace_bytes"] = workspace_bytes(calls[name])
     row["ahead"] = {"both": _ahead(calls, both)}
     if not case.flops:  # whose forwards make gradients, or do not
@@ -258,25 +259,28 @@ def _ahead(names: Iterable[str], turns: Mapping[str, Turns]) -> list[str]:
     return [name for name in names if fused is not None and turns[name].is_ahead_of(fused)]
 
 
-def _rates(case: BenchCase, forward: Turns, both: Turns | None, copy_rate: float) -> dict[str, Any]:
+def _rates(
+    case: BenchCase, name: str, forward: Mapping[str, Turns], both: Mapping[str, Turns]
+) -> dict[str, Any]:
     """Times and rates of one provider; how many samples were late, and of what no sample was on time."""
-    rate = case.bytes_forward / forward.seconds
-    found: dict[str, Any] = {
-        "forward_s": forward.seconds,
-        "forward_error_s": forward.error_s,
-        "forward_bytes_per_s": rate,
-        "forward_share_of_copy": rate / copy_rate,
-        "late_samples": len(forward.late_s),
-        "late": ["forward"] if forward.late else [],
-    }
-    if both is not None:
-        rate = (case.bytes_forward + case.bytes_backward) / both.seconds
-        found |= {"both_s": both.seconds, "both_error_s": both.error_s}
-        found |= {"both_bytes_per_s": rate, "both_share_of_copy": rate / copy_rate}
-        found["late_samples"] += len(both.late_s)
-        found["late"] += ["both"] if both.late else []
+    found: dict[str, Any] = {"late_samples": 0, "late": []}
+    passes = (
+        ("forward", forward, case.bytes_forward),
+        ("both", both, case.bytes_forward + case.bytes_backward),
+    )
+    for what, turns, num_bytes in passes:
+        if name not in turns:
+            continue
+        rate = num_bytes / turns[name].seconds
+        found |= {f"{what}_s": turns[name].seconds, f"{what}_error_s": turns[name].error_s}
+        found |= {
+            f"{what}_bytes_per_s": rate,
+            f"{what}_share_of_copy": rate * turns["copy"].seconds / (2 * GIB),
+        }
+        found["late_samples"] += len(turns[name].late_s)
+        found["late"] += [what] if turns[name].late else []
     if case.flops:
-        found["flops_per_s"] = case.flops / (both or forward).seconds
+        found["flops_per_s"] = case.flops / (both or forward)[name].seconds
     return found
 
 

@@ -26,6 +26,9 @@ CACHE_BYTES = 256 * MIB  # written before each call: more than any L2 cache hold
 HEAD_START = 2_000_000  # cycles that the device waits, about a millisecond: the host queues a call meanwhile
 TRIES = 4  # at one sample: the last one gives the host eight times as long
 MEDIAN_OF_MEAN = (math.pi / 2) ** 0.5  # standard error of a median in that of a mean
+SIGMA_OF_DEVIATION = 1 / statistics.NormalDist().inv_cdf(
+    0.75
+)  # of the median deviation, which outliers leave
 PATIENT_ROUNDS = 2  # a call that was late at every try of so many waits for the device itself: one try then
 
 
@@ -98,9 +101,13 @@ class Turns:
 
     @property
     def error_s(self) -> float | None:
-        """Standard error of the median, were the samples normal; None with fewer than two of them."""
+        """Standard error of the median, were the samples normal but for outliers; None of fewer than two."""
         count = len(self.valid_s)
-        return None if count < 2 else MEDIAN_OF_MEAN * statistics.stdev(self.valid_s) / count**0.5
+        if count < 2:
+            return None
+        middle = statistics.median(self.valid_s)
+        spread = SIGMA_OF_DEVIATION * statistics.median(abs(each - middle) for each in self.valid_s)
+        return float(MEDIAN_OF_MEAN * spread / count**0.5)
 
     def is_ahead_of(self, other: Turns) -> bool:
         """Whether it is faster by more than both errors, twice over: once in 40 times by chance alone."""

@@ -46,7 +46,7 @@ usage: redline bench step [--steps N] [--compare] [--operators] [--packed] [--ou
                   bias_gelu, bias_squared_relu, bias_swiglu, cross_entropy, embedding, fp8, grad_norm,
                   layer_norm, linear_cross_entropy, masked_softmax, qk_norm, rms_norm, rotary; or, as options
                   and record have them, norm, residual_norm, rope, activation
-  --quick         few rounds of one case an operator (two of rotary, and of head and loss); of attention, few
+  --quick         one case an operator (two of rotary, and of head and loss); of attention, few
                   shapes; of comm, every other size
   --nproc-per-node N   processes to start here
   --tokens N      size of the corpus (default: 100000000)

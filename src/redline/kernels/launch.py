@@ -10,6 +10,7 @@ than NVIDIA's, where more decides on the form.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +29,15 @@ def stream_of(device: int) -> int:
     """The handle of the device's current stream."""
     handle: int = driver.active.get_current_stream(device)
     return handle
+
+
+@functools.cache
+def shared_memory(device: int) -> int:
+    """Bytes of shared memory that a program may have, nearly all of an SM's; for a CPU (-1) an H200's."""
+    if device < 0:
+        return 232_448
+    limit: int = driver.active.utils.get_device_properties(device)["max_shared_mem"]
+    return limit
 
 
 def watched() -> bool:

@@ -30,10 +30,10 @@ from redline.kernels.common import (
     num_sms,
     on_device_of,
 )
-from redline.kernels.launch import launchable
+from redline.kernels.launch import launchable, shared_memory
 from redline.kernels.triton_common import Sum, column_sums, whole_rows
 
-STAGED_COLS = 8192  # two steps of x, dy and a third, in fp32, are then 192 KiB an SM, which has 227
+STAGED_COLS = 8192  # wider rows leave no registers
 MAX_REGISTERS = 128  # of a thread, so that the 16 warps that an SM is planned to hold do fit
 
 
@@ -64,6 +64,18 @@ def backward_config(cols: int) -> RowConfig:
     block_cols = next_power_of_2(cols)
     warps = min(16, max(1, block_cols // 512))
     return RowConfig(max(1, 512 // block_cols), block_cols, warps, 16 // warps)
+
+
+def backward_stages(config: RowConfig, element_bytes: int, shared_bytes: int) -> int:
+    """3 where two steps fit in what an SM has of shared memory, for all its programs, else 1: none is ahead.
+
+    Args:
+        element_bytes: of an element of all that is read: x, dy and perhaps a gradient of the sum.
+    """
+    step = config.block_rows * config.block_cols * element_bytes
+    ahead = step * 9 // 4  # two of them; rows that are not aligned pass through an eighth more each
+    fits = ahead * config.programs_per_sm <= shared_bytes
+    return 3 if fits and config.block_cols <= STAGED_COLS else 1
 
 
 @launchable
@@ -118,7 +130,8 @@ def _norm_bwd_kernel(
     program = tl.program_id(0)
     step = tl.num_programs(0) * BLOCK_ROWS
     col = tl.arange(0, BLOCK_COLS)[None, :]
-    weight = tl.load(weight_ptr + col, mask=col < cols, other=0.0)
+    if STAGES > 1:
+        weight = tl.load(weight_ptr + col, mask=col < cols, other=0.0)
     dweight = tl.zeros([BLOCK_ROWS, BLOCK_COLS], tl.float32)
     dbias = tl.zeros([BLOCK_ROWS, BLOCK_COLS], tl.float32)
     for first in tl.range(program * BLOCK_ROWS, rows, step, num_stages=STAGES):
@@ -126,6 +139,8 @@ def _norm_bwd_kernel(
         x = whole_rows(x_ptr, row, x_stride, col, rows, cols)
         dy = whole_rows(dy_ptr, row, dy_stride, col, rows, cols)
         rstd = _statistic(rstd_ptr, row, rows)
+        if STAGES == 1:  # wide rows fill the registers: the weight comes from the cache each time
+            weight = tl.load(weight_ptr + col, mask=col < cols, other=0.0)
         mask = (row < rows)[:, None] & (col < cols)
         x_hat, dx = x.to(tl.float32), dy.to(tl.float32)
         if mean_ptr is not None:
@@ -196,12 +211,14 @@ def norm_backward(
     config = backward_config(cols)
     programs = min(num_sms(x.get_device()) * config.programs_per_sm, ceil_div(rows, config.block_rows))
     partial, bias_partial = x.new_empty((2, programs, cols), dtype=torch.float32).unbind()
+    element_bytes = x.itemsize + dy.itemsize + (0 if dsum is None else dsum.itemsize)
+    stages = backward_stages(config, element_bytes, shared_memory(x.get_device()))
     with on_device_of(x):
         _norm_bwd_kernel[(programs,)](
             dy_rows, dsum_rows, x_rows, weight, mean, rstd, dx, partial,
             None if dbias is None else bias_partial, rows, cols, dy_rows.stride(0),
             0 if dsum_rows is None else dsum_rows.stride(0), x_rows.stride(0), zero_centered,
-            3 if config.block_cols <= STAGED_COLS else 1, config.block_rows, config.block_cols,
+            stages, config.block_rows, config.block_cols,
             num_warps=config.num_warps, maxnreg=MAX_REGISTERS,
         )  # fmt: skip
         bias_sum = None if dbias is None else Sum(bias_partial, dbias, accumulate[1])

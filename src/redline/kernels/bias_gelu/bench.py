@@ -6,6 +6,7 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from torch.nn.functional import gelu
 
 from redline.kernels.bench_case import BenchCase, twins
 from redline.kernels.bias_gelu.op import bias_gelu
@@ -21,7 +22,11 @@ def _case(rows: int, cols: int, form: GeluForm = "tanh") -> BenchCase:
         op="bias_gelu",
         name=f"{rows} x {cols}" + ("" if form == "tanh" else f", {form}"),
         make_inputs=make_inputs,
-        providers=twins(partial(bias_gelu, approximate=form), partial(bias_gelu_reference, approximate=form)),
+        providers=twins(
+            partial(bias_gelu, approximate=form),
+            partial(bias_gelu_reference, approximate=form),
+            torch=lambda: lambda x, bias: gelu(x + bias, approximate="none" if form == "exact" else form),
+        ),
         bytes_forward=2 * rows * cols * 2 + cols * 2,
         bytes_backward=3 * rows * cols * 2 + 2 * cols * 2,
     )

@@ -5,7 +5,7 @@ with the place of its token. The program at the head of a run of equal ids adds 
 fp32, a few at a time, the first one last, and then the sum to the row of main_grad; the programs inside a
 run end at once. One program writes a row: no atomics, one fixed order.
 
-The tiles of a row are counted by constants, for loads would wait for a division by their number.
+The tiles of a row are counted by constants: loads would wait for the instructions of a division.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
@@ -225,7 +225,7 @@ def _sorted(ids: Tensor, vocab_size: int) -> Tensor:
 
     An id that the vocabulary does not hold comes first or last, perhaps as another that it does not hold.
     """
-    ids = ids.reshape(-1)
+    ids = ids.reshape(-1).contiguous()  # of strided ids a view may come out of the first
     tokens = len(ids)
     if tokens > RANK_TOKENS or vocab_size * RANK_TILE >= 2**31:
         in_order, places = ids.clamp(-1, vocab_size).to(torch.int32).sort(stable=True)
