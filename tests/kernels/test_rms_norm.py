@@ -113,7 +113,7 @@ def test_a_program_takes_several_wide_rows(device, dtype, cols):
     ("shared_bytes", "narrow", "wide"), [(232_448, 3, 3), (166_912, 3, 1), (101_376, 3, 1), (49_152, 1, 1)]
 )
 def test_rows_are_ahead_where_shared_memory_holds_them(shared_bytes, narrow, wide):
-    """Hopper's, an A100's, that of cards for a desk, and what every card has: rows in 16 bits, and in fp32."""
+    """Hopper's, an A100's, that of cards for a desk, and every card's: rows in 16 bits, and in fp32."""
     norms = pytest.importorskip("redline.kernels.norm_triton")
     for cols in (512, 2048, 4096, 8192):
         config = norms.backward_config(cols)
