@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # The fused operators on one GPU. Results go to $OUT (default bench-out) as JSON, with the logs beside them.
 # usage: OUT=dir [COMMIT=rev] benchmarks/gpu_kernels.sh [tests] [kernels] [full] [tune] [steps | eight | one]
-#   tests    the kernels' tests on this card -> gpu-tests.json               (3 minutes)
+#   tests    the kernels' tests on this card -> gpu-tests.json               (2 minutes)
 #   kernels  every operator against its twin, torch.compile and the libraries that are installed -> kernels.json
-#            (one case an operator, two of rotary and of head and loss; 2 minutes)
-#   full     the same at every size -> kernels-full.json                     (4 minutes)
+#            (one case an operator, two of rotary and of head and loss; 3 minutes)
+#   full     the same at every size -> kernels-full.json                     (8 minutes)
 #   tune     device time kernel by kernel, and other launch choices -> tune.json  (5 minutes; of the operators
 #            in OPERATORS alone, where it is set)
 #   steps    whole steps with plain operators, fused ones, the residual in the norm -> step-*.json  (3 minutes);

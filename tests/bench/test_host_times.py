@@ -60,3 +60,5 @@ def test_empty_inputs():
     assert empty[0].requires_grad and empty[0].is_leaf and cut((3,), 0) == (3,)
     (one,) = cut((x.view(6, 4),), 1)  # what an operator may change in place stays no leaf
     assert one.shape == (1, 4) and one.requires_grad and not one.is_leaf
+    square = cut((torch.randn(4, 4), torch.randn(4), torch.randn(4, 2)), 1)
+    assert [each.shape for each in square] == [(1, 4), (4,), (1, 2)], "a gain is as wide as the rows"

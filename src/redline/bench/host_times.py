@@ -62,14 +62,20 @@ def _median_seconds(call: Callable[[], Any]) -> float:
 
 
 def cut(inputs: Sequence[Any], rows: int) -> tuple[Any, ...]:
-    """The inputs with `rows` rows left: every tensor as long as the first one is cut to them."""
+    """The inputs with `rows` rows left: every tensor as long as the first one is cut to them.
+
+    Beside one that is as wide as long a vector is taken for one of columns.
+    """
     first = next((each for each in inputs if isinstance(each, Tensor) and each.dim()), None)
     if first is None:
         return tuple(inputs)
-    return tuple(
-        _cut(each, rows) if isinstance(each, Tensor) and each.dim() and len(each) == len(first) else each
-        for each in inputs
-    )
+    square = first.dim() > 1 and first.shape[0] == first.shape[-1]
+
+    def has_rows(each: Any) -> bool:
+        long = isinstance(each, Tensor) and each.dim() > 0 and len(each) == len(first)
+        return long and not (square and each.dim() == 1)
+
+    return tuple(_cut(each, rows) if has_rows(each) else each for each in inputs)
 
 
 def _cut(tensor: Tensor, rows: int) -> Tensor:
