@@ -5,8 +5,8 @@
 #   kernels  every operator against its twin, torch.compile and the libraries that are installed -> kernels.json
 #            (one case an operator, two of rotary and of head and loss; 3 minutes)
 #   full     the same at every size -> kernels-full.json                     (8 minutes)
-#   tune     device time kernel by kernel, and other launch choices -> tune.json  (5 minutes; of the operators
-#            in OPERATORS alone, where it is set)
+#   tune     device time kernel by kernel, and other launch choices in turns -> tune.json  (5 minutes; of the
+#            operators in OPERATORS, where it is set, every size)
 #   steps    whole steps with plain operators, fused ones, the residual in the norm -> step-*.json  (3 minutes);
 #            eight, one: of the 8-layer 8B shape alone, of the 1B model alone
 # With no stage named: tests and kernels. What a stage has measured is written as it comes.

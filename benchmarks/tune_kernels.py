@@ -1,10 +1,10 @@
 """Where the time of each fused operator goes, kernel by kernel, and what other launch choices would give.
 
 usage: python benchmarks/tune_kernels.py OUT.json [OPERATOR ...]
-(one NVIDIA GPU; about five minutes for all operators, two for the embedding alone)
+(one NVIDIA GPU; about five minutes for the first case of all operators; every case of operators that are named)
 
-Two lists. "breakdown": device time of each kernel of a forward and backward of every operator's first case;
-"choices", the same total under other launch configurations than the ones written in the rooms.
+Two lists. "breakdown": device time of each kernel of a forward and backward of every case; "choices": a forward,
+and both passes, as the rooms have them written and under other launch configurations, which take turns.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import importlib
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from redline.bench.gate import draw
-from redline.bench.kernels import QUICK, Call, cases_of
-from redline.bench.turns import CACHE_BYTES
+from redline.bench.kernels import FULL, QUICK, Call, Copies, cases_of
+from redline.bench.turns import CACHE_BYTES, CudaClock, take_turns
 from redline.files import write_json_atomic
 from redline.kernels.bench_case import BenchCase
 from redline.kernels.common import RowConfig, TileConfig, apply, next_power_of_2
@@ -32,7 +33,18 @@ from redline.kernels.qk_norm.kernel import HeadConfig
 from redline.kernels.qk_norm.reference import QKNormParams
 from redline.kernels.rotary.kernel import HeadConfig as TurnConfig
 
-ROUNDS = 8
+ROUNDS = 8  # under the profiler, which says what each kernel takes
+AS_WRITTEN = "as written"
+TILES = (
+    (1, 1024, 2),
+    (1, 1024, 4),
+    (2, 512, 4),
+    (2, 1024, 4),
+    (2, 1024, 8),
+    (4, 512, 8),
+    (1, 2048, 4),
+    (1, 2048, 8),
+)
 ROOMS = "redline.kernels."
 Choice = tuple[str, str, str, dict[str, Any]]  # operator, in words, module, what is written there otherwise
 
@@ -71,6 +83,46 @@ def replaced(module: str, values: dict[str, Any]) -> Iterator[None]:
         vars(room).update(old)
 
 
+def in_turns(case: BenchCase, device: torch.device, others: Sequence[Choice]) -> list[dict[str, Any]]:
+    """Microseconds of a forward and of both passes, with their errors: as written, and by each other choice.
+
+    A choice that fails has its error in place of them: the card may not hold it.
+    """
+    call = Call(case.providers["fused"](), draw(case, device))
+    passes = {"forward": call.forward, "both": call.both}
+    ways = {AS_WRITTEN: ("common", {})} | {what: (module, values) for _, what, module, values in others}
+
+    def run(what: str, name: str) -> None:
+        module, values = ways[what]
+        with replaced(module, values):
+            passes[name]()
+
+    rows: dict[str, dict[str, Any]] = {
+        what: {"case": case.name, "op": case.op, "what": what} for what in ways
+    }
+    for what, row in rows.items():
+        try:
+            for _ in range(3):
+                run(what, "both")
+            torch.cuda.synchronize()
+        except Exception as error:
+            row["error"] = f"{type(error).__name__}: {error}"[:200]
+    able = [what for what, row in rows.items() if "error" not in row]
+    clock, copies = CudaClock(device), Copies(device).calls(case.bytes_forward)
+    for name in passes if case.bytes_backward else ("forward",):
+        found = take_turns(
+            {what: partial(run, what, name) for what in able} | copies, FULL.rounds_of(case), clock
+        )
+        for what in able:
+            turns = found[what]
+            rows[what] |= {
+                f"{name}_us": turns.seconds * 1e6,
+                f"{name}_error_us": (turns.error_s or 0.0) * 1e6,
+            }
+            rows[what][f"{name}_copy_us"] = found["copy"].seconds * 1e6
+    return list(rows.values())
+
+
 def _rows(threads_per_row: int, programs: int) -> Callable[[int], RowConfig]:
     """`threads_per_row` elements a thread, for the norms' backward."""
 
@@ -87,9 +139,9 @@ def _whole_rows(tile: int, warps: int) -> Callable[[int, bool], TileConfig]:
     return lambda cols, _: TileConfig(max(1, tile // cols), next_power_of_2(cols), warps)
 
 
-def _part_of_a_row(tile: int, warps: int) -> Callable[[int, bool], TileConfig]:
-    """So many elements of one row."""
-    return lambda cols, _: TileConfig(1, min(tile, next_power_of_2(cols)), warps)
+def _tile(rows: int, columns: int, warps: int) -> Callable[[int, bool], TileConfig]:
+    """Of an elementwise operator."""
+    return lambda cols, _: TileConfig(rows, min(columns, next_power_of_2(cols)), warps)
 
 
 def embedding_choices() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -120,10 +172,17 @@ def choices() -> Iterator[Choice]:
         for tile, warps in ((4096, 4), (4096, 16), (8192, 8), (16384, 8)):
             what = f"forward: tile {tile}, {warps} warps"
             yield op, what, "norm_triton", {"forward_config": _whole_rows(tile, warps)}
-    for op, module in (("bias_squared_relu", "ungated_triton"), ("bias_swiglu", "gated_triton")):
-        for tile, warps in ((1024, 2), (2048, 4), (2048, 8)):
-            what = f"tile {tile}, {warps} warps"
-            yield op, what, module, {"tile_config": _part_of_a_row(tile, warps)}
+    elementwise = {
+        "bias_squared_relu": "ungated_triton",
+        "bias_gelu": "ungated_triton",
+        "bias_swiglu": "gated_triton",
+        "bias_geglu": "gated_triton",
+        "bias_dropout_add": "bias_dropout_add.kernel",
+    }
+    for op, module in elementwise.items():
+        for rows, columns, warps in TILES:
+            what = f"tile {rows} x {columns}, {warps} warps"
+            yield op, what, module, {"tile_config": _tile(rows, columns, warps)}
     for programs in (6, 7):
         both = {False: programs, True: programs}
         yield "qk_norm", f"{programs} programs an SM", "qk_norm.kernel", {"PROGRAMS_PER_SM": both}
@@ -149,10 +208,6 @@ def choices() -> Iterator[Choice]:
     for programs in (8, 10, 18):
         what = f"{programs} programs an SM"
         yield "bias_dropout_add", what, "bias_dropout_add.kernel", {"PROGRAMS_PER_SM": programs}
-    for tile, columns in ((2048, 1024), (2048, 2048)):
-        shapes = lambda cols, _, t=tile, c=columns: TileConfig(t // c, c, 4)  # noqa: E731
-        what = f"tile {tile} / {columns}"
-        yield "bias_dropout_add", what, "bias_dropout_add.kernel", {"tile_config": shapes}
     for what, values in embedding_choices():
         yield "embedding", what, "embedding.kernel", values
 
@@ -196,36 +251,30 @@ def host_pieces() -> dict[str, float]:
 
 
 def main(out: str, *only: str) -> None:
-    """Measure, and write after each figure: the run may be cut short."""
+    """Measure, and write after each case: the run may be cut short."""
     device = torch.device("cuda")
-    cases = {case.op: case for case in reversed(cases_of(only, QUICK))}
-    breakdown: dict[str, Any] = {}
+    breakdown: list[dict[str, Any]] = []
     found: list[dict[str, Any]] = []
     host = host_pieces()
     print("host", *(f"{us:.1f} {name}" for name, us in host.items()), sep="\n   ")
-
-    def keep() -> None:
+    for case in cases_of(only, FULL if only else QUICK):
+        kernels = kernel_times(case, device)
+        breakdown.append({"op": case.op, "case": case.name, "kernels": kernels})
+        print(case.op, case.name, *(f"{us:.1f} {name}" for name, us in kernels), sep="\n   ")
+        rows = in_turns(case, device, [choice for choice in choices() if choice[0] == case.op])
+        for row in sorted(rows, key=lambda row: row.get("forward_us", 0.0)):
+            print(f"   {row['what']}:", row.get("error") or _in_words(row), flush=True)
+        found += rows
         card = torch.cuda.get_device_name()
-        result = {"device": card, "host_us": host, "breakdown": breakdown, "choices": found}
-        write_json_atomic(Path(out), result)
-
-    for op, case in cases.items():
-        breakdown[op] = {"case": case.name, "kernels": kernel_times(case, device)}
-        print(op, case.name, *(f"{us:.1f} {name}" for name, us in breakdown[op]["kernels"]), sep="\n   ")
-        keep()
+        write_json_atomic(
+            Path(out), {"device": card, "host_us": host, "breakdown": breakdown, "choices": found}
+        )
         torch.cuda.empty_cache()
-    for op, what, module, values in choices():
-        if op not in cases:
-            continue
-        try:
-            with replaced(module, values):
-                times = kernel_times(cases[op], device)
-        except Exception as error:  # a configuration may not fit the card: that is a result too
-            found.append({"op": op, "what": what, "error": f"{type(error).__name__}: {error}"[:200]})
-        else:
-            found.append({"op": op, "what": what, "total_us": sum(us for _, us in times), "kernels": times})
-            print(f"{op}: {what}: {found[-1]['total_us']:.1f} us", flush=True)
-        keep()
+
+
+def _in_words(row: dict[str, Any]) -> str:
+    names = [name for name in ("forward", "both") if f"{name}_us" in row]
+    return ", ".join(f"{name} {row[f'{name}_us']:.2f} +- {row[f'{name}_error_us']:.2f} us" for name in names)
 
 
 if __name__ == "__main__":
