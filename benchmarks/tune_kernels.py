@@ -1,10 +1,10 @@
 """Where the time of each fused operator goes, kernel by kernel, and what other launch choices would give.
 
 usage: python benchmarks/tune_kernels.py OUT.json [OPERATOR ...]
-(one NVIDIA GPU; about five minutes for the first case of all operators; every case of operators that are named)
+(one NVIDIA GPU; five minutes for the first case of all operators; every case of operators that are named)
 
-Two lists. "breakdown": device time of each kernel of a forward and backward of every case; "choices": a forward,
-and both passes, as the rooms have them written and under other launch configurations, which take turns.
+Two lists. "breakdown": device time of each kernel of a forward and backward of every case; "choices": a
+forward, and both passes, as the rooms have them written and under other launch configurations, in turns.
 """
 
 from __future__ import annotations
