@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_accuracy import assert_operator_no_worse, gradients
-from wide import COLUMNS, ROWS, some
+from wide import wide_rows
 
 from redline.errors import ConfigError, ShapeError
 from redline.kernels.bias_squared_relu import bias_squared_relu
@@ -40,8 +40,7 @@ def test_any_shape_is_no_worse_than_unfused(device, rows, cols, dtype, has_bias)
     _check(device, rows, cols, dtype, has_bias)
 
 
-@some
-@given(rows=ROWS, cols=COLUMNS, dtype=st.sampled_from(DTYPES), has_bias=st.booleans())
+@wide_rows(dtype=st.sampled_from(DTYPES), has_bias=st.booleans())
 def test_any_width(device, rows, cols, dtype, has_bias):
     _check(device, rows, cols, dtype, has_bias)
 

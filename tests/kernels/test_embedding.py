@@ -276,9 +276,9 @@ def test_same_bits_every_run(device):
         torch.arange(40, dtype=torch.int32).view(5, 8)[:, ::3],
         torch.arange(15).view(3, 5).t(),
         torch.tensor(7).expand(5, 3),
-        torch.arange(60).view(5, 3, 4)[..., 0].reshape(15)[::1].view(5, 3),
+        torch.arange(60).view(5, 3, 4)[..., 0],
     ],
-    ids=("a column for all", "every third", "transposed", "one for all", "as they are"),
+    ids=("a column for all", "every third", "transposed", "one for all", "every fourth"),
 )
 @pytest.mark.parametrize("fused_grad", (False, True))
 def test_positions_of_any_strides_b015(device, places, fused_grad):

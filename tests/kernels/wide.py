@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from hypothesis import Phase, settings
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from mended_interpreter import DEVICE
 
@@ -16,3 +19,8 @@ some = settings(
     derandomize=True,
     phases=(Phase.explicit, Phase.generate),  # to look for a smaller failure would take minutes
 )
+
+
+def wide_rows(**more: st.SearchStrategy[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A test of `some` rows and cols so wide, and of what else is drawn."""
+    return lambda test: some(given(rows=ROWS, cols=COLUMNS, **more)(test))
