@@ -110,8 +110,8 @@ def bench_kernels(
 class Copies:
     """Device-to-device copies that take turns with an operator: one of 1 GiB, one as small as its forward.
 
-    A launch takes some microseconds to fill and to drain the card, a tenth of what 64 MiB take; and a card's
-    bandwidth drifts by half a percent in a minute.
+    A launch takes some microseconds to fill and to drain the card, a seventh of a copy of 64 MiB; and the
+    bandwidth of a card drifts by half a percent in a minute.
     """
 
     def __init__(self, device: torch.device) -> None:

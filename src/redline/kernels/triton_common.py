@@ -85,7 +85,7 @@ def _normal(x, FAST: tl.constexpr):
 
 
 @triton.jit
-def activate(x, KIND: tl.constexpr, SHORT: tl.constexpr, FAST: tl.constexpr = False):
+def activate(x, KIND: tl.constexpr, SHORT: tl.constexpr, FAST: tl.constexpr):
     """The activation `KIND` ("silu", "tanh" and "quick" gelu, "exact" gelu by erf, "relu2") in fp32.
 
     SHORT: the result is rounded to 16 bits or fewer, and need not be good to more. FAST: on NVIDIA's cards.
@@ -104,7 +104,7 @@ def activate(x, KIND: tl.constexpr, SHORT: tl.constexpr, FAST: tl.constexpr = Fa
 
 
 @triton.jit
-def activate_and_slope(x, KIND: tl.constexpr, SHORT: tl.constexpr, FAST: tl.constexpr = False):
+def activate_and_slope(x, KIND: tl.constexpr, SHORT: tl.constexpr, FAST: tl.constexpr):
     """The activation and its derivative, as `activate`."""
     if KIND == "relu2":
         rest = tl.where(x < 0.0, 0.0, x)
