@@ -26,7 +26,8 @@ def fork(work: Callable[[], object]) -> int:
     except BaseException:
         traceback.print_exc()
         sys.stderr.flush()
-    os._exit(code)
+    finally:
+        os._exit(code)  # also where the traceback could not be written
 
 
 @pytest.fixture(name="fork")

@@ -84,12 +84,14 @@ def merged(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def _fork(place: Path, rank: int, world_size: int, port: int, work: Callable[[Environment], Any]) -> int:
+    said = os.open(place / f"error_{rank}", os.O_WRONLY | os.O_CREAT)
     child = os.fork()
     if child:
+        os.close(said)
         return child
     code = 1
-    os.dup2(os.open(place / f"error_{rank}", os.O_WRONLY | os.O_CREAT), 2)
     try:
+        os.dup2(said, 2)
         torch.set_num_threads(1)
         # A pool of compilers cannot be forked: the thread that watches it stays in the process forked from.
         os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
@@ -113,4 +115,5 @@ def _fork(place: Path, rank: int, world_size: int, port: int, work: Callable[[En
         code = 0
     except BaseException:
         os.write(2, traceback.format_exc().encode())
-    os._exit(code)
+    finally:
+        os._exit(code)  # whatever else went wrong: a rank that returned would run this process's tests again

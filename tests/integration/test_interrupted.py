@@ -133,9 +133,13 @@ from redline.cli.main import main
 for line in sys.stdin:
     child = os.fork()
     if child == 0:
-        log = os.open("log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        os.dup2(log, 1), os.dup2(log, 2)
-        os._exit(main(line.split()))
+        code = 1
+        try:
+            log = os.open("log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            os.dup2(log, 1), os.dup2(log, 2)
+            code = main(line.split())
+        finally:
+            os._exit(code)
     print(child, flush=True)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
