@@ -176,6 +176,7 @@ def test_a_room_is_found_by_the_operators_name_too(capsys):
         ("swiglu", "did you mean bias_swiglu"),
         ("rms_norm,layernorm", "did you mean layer_norm"),
         ("gelu", "did you mean bias_gelu"),
+        ("rop", "did you mean rope?"),
         ("quantum", "with commas between"),
         ("", "with commas between"),
     ],

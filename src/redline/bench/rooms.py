@@ -39,7 +39,8 @@ def rooms_named(words: Iterable[str]) -> list[str]:
 
 
 def _unknown(name: str, known: Sequence[str]) -> UsageError:
-    near = [each for each in known if name and name in each] or difflib.get_close_matches(name, known, n=2)
+    begun = [each for each in known if name and any(word.startswith(name) for word in each.split("_"))]
+    near = begun or difflib.get_close_matches(name, known, n=2)
     others = "; ".join(f"{operator} is {', '.join(found)}" for operator, found in ROOMS_OF.items())
     return UsageError(
         f"there is no fused operator {name!r}.",
