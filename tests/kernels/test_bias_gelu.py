@@ -1,4 +1,4 @@
-"""Bias + GELU against float64: both forms, with and without bias, every dtype, odd shapes and strides."""
+"""Bias + GELU against float64: both forms, with and without bias, every dtype, odd shapes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from kernel_accuracy import assert_operator_no_worse, gradients
 from wide import wide_rows
 
-from redline.errors import ConfigError, ShapeError
-from redline.kernels.bias_gelu import bias_gelu, supports
+from redline.kernels.bias_gelu import bias_gelu
 from redline.kernels.bias_gelu.reference import bias_gelu_reference
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -106,84 +105,3 @@ def test_the_gradient_of_a_bias_is_as_good_in_fp32(device, center):
     wide = x.double().requires_grad_()
     torch.nn.functional.gelu(wide).sum().backward()
     torch.testing.assert_close(main_grad.double(), wide.grad.sum(0), rtol=3e-6, atol=64 * 6e-7)
-
-
-@pytest.mark.parametrize("view", ["every second column", "transposed", "expanded rows", "row slice"])
-def test_strides_b015(device, view):
-    """B015: any strides give what the contiguous copy gives, bit for bit, forward and backward."""
-    base = torch.randn(6, 4, 64, device=device)
-    x = (
-        {
-            "every second column": base[..., ::2],
-            "transposed": base.transpose(0, 1),
-            "expanded rows": base[:1, :1].expand(6, 4, 64),
-            "row slice": base[..., 1:31],
-        }[view]
-        .detach()
-        .requires_grad_()
-    )
-    dy = torch.randn(x.shape, device=device).transpose(0, 1).contiguous().transpose(0, 1)
-    y, copy = bias_gelu(x, impl="triton"), x.detach().contiguous().requires_grad_()
-    expected = bias_gelu(copy, impl="triton")
-    assert torch.equal(y, expected)
-    assert torch.equal(*(torch.autograd.grad(out, leaf, dy)[0] for out, leaf in ((y, x), (expected, copy))))
-
-
-@pytest.mark.parametrize("impl", ["triton", "reference"])
-def test_main_grad_with_two_forwards_in_flight(device, impl):
-    x, bias, dy = _tensors(device, torch.float32, 19, 24, True)
-    bias.requires_grad_()
-    main_grad = torch.full((24,), 2.0, device=device)
-    first, second = (bias_gelu(x * k, bias, main_grad=main_grad, impl=impl) for k in (1, 2))
-    first.backward(dy)
-    second.backward(dy)
-    assert bias.grad is None
-    exact = bias.detach().double().requires_grad_()
-    for k in (1, 2):
-        bias_gelu_reference(x.double() * k, exact).backward(dy.double())
-    torch.testing.assert_close(
-        main_grad.double(), exact.grad + 2.0, rtol=1e-5, atol=1e-5
-    )  # fp32 sums of 38 terms
-
-
-def test_compiles_without_graph_break(device):
-    x, bias, dy = _tensors(device, torch.float32, 6, 24, True)
-
-    def block(x, bias, main_grad):
-        return bias_gelu(x * 2, bias, main_grad=main_grad, impl="triton") + bias_gelu(x, impl="triton")
-
-    results = []
-    for fn in (block, torch.compile(block, fullgraph=True, backend="aot_eager")):
-        leaf, parameter, main_grad = (
-            x.clone().requires_grad_(),
-            bias.clone().requires_grad_(),
-            torch.zeros_like(bias),
-        )
-        y = fn(leaf, parameter, main_grad)
-        y.backward(dy)
-        results.append((y, leaf.grad, main_grad))
-    for eager, compiled in zip(*results, strict=True):
-        torch.testing.assert_close(compiled, eager)
-    assert results[0][2].abs().sum() > 0
-
-
-def test_deterministic(device):
-    x, bias, dy = _tensors(device, torch.bfloat16, 70, 40, True)
-    runs = [gradients(lambda x, b: bias_gelu(x, b, impl="triton"), (x, bias), [dy]) for _ in range(2)]
-    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
-
-
-def test_empty_and_refusals(device):
-    x = torch.empty(3, 0, 16, device=device, requires_grad=True)
-    bias = torch.ones(16, device=device, requires_grad=True)
-    bias_gelu(x, bias, impl="triton").sum().backward()
-    assert x.grad.shape == x.shape
-    assert torch.equal(bias.grad, torch.zeros(16, device=device))
-    with pytest.raises(ShapeError, match="bias"):
-        bias_gelu(torch.zeros(2, 4, device=device), torch.zeros(2, device=device))
-    with pytest.raises(ShapeError, match="approximate"):
-        bias_gelu(torch.zeros(2, 4, device=device), approximate="none")
-    wide = torch.zeros(2, 4, device=device, dtype=torch.float64)
-    assert "float64" in supports(wide)
-    with pytest.raises(ConfigError, match="float64"):
-        bias_gelu(wide, impl="triton")

@@ -1,17 +1,15 @@
-"""Bias + squared ReLU against float64. Strides: the operator is that of test_bias_gelu."""
+"""Bias + squared ReLU against float64."""
 
 from __future__ import annotations
 
 import functools
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_accuracy import assert_operator_no_worse, gradients
 from wide import wide_rows
 
-from redline.errors import ConfigError, ShapeError
 from redline.kernels.bias_squared_relu import bias_squared_relu
 from redline.kernels.bias_squared_relu.reference import bias_squared_relu_reference
 
@@ -56,32 +54,3 @@ def test_tails_and_nan(device):
     assert y[0, :5].tolist() == [0.0, 0.0, 0.0, 9.0, 1e8]
     assert dx[0, :5].tolist() == [0.0, 0.0, 0.0, 6.0, 2e4]
     assert torch.isnan(y[0, 5]) and torch.isnan(dx[0, 5])
-
-
-@pytest.mark.parametrize("impl", ["triton", "reference"])
-def test_main_grad(device, impl):
-    x = torch.randn(19, 24, device=device)
-    bias = torch.randn(24, device=device, requires_grad=True)
-    main_grad = torch.full((24,), 2.0, device=device)
-    bias_squared_relu(x, bias, main_grad=main_grad, impl=impl).sum().backward()
-    assert bias.grad is None
-    want = 2.0 + 2.0 * (x.double() + bias.double()).relu().sum(0)
-    torch.testing.assert_close(main_grad.double(), want, rtol=1e-5, atol=1e-5)  # fp32 sums of 19 terms
-
-
-def test_compiles_without_graph_break(device):
-    x, bias = torch.randn(6, 24, device=device), torch.randn(24, device=device)
-
-    def block(x, bias):
-        return fused(x * 2, bias) + 1
-
-    compiled = torch.compile(block, fullgraph=True, backend="aot_eager")
-    for eager, traced in zip(*(gradients(each, (x, bias), [x]) for each in (block, compiled)), strict=True):
-        torch.testing.assert_close(traced, eager)
-
-
-def test_refusals(device):
-    with pytest.raises(ShapeError, match="bias_squared_relu: the bias does not fit"):
-        bias_squared_relu(torch.zeros(2, 4, device=device), torch.zeros(2, device=device))
-    with pytest.raises(ConfigError, match="float64"):
-        bias_squared_relu(torch.zeros(2, 4, device=device, dtype=torch.float64), impl="triton")
