@@ -195,6 +195,8 @@ class TestFormat:
                 [j <= i and segments[i] == segments[j] for j in range(len(positions))]
                 for i in range(len(positions))
             ] == allowed
+        pairs = sum(length * (length + 1) // 2 for length in batch.lengths)  # what attention computes
+        assert pairs == sum(i == j for s in batch.segment_ids_BS for k, i in enumerate(s) for j in s[: k + 1])
 
     def test_loss_mask(self) -> None:
         text = np.array([[5, 0, 7, -1, -1, 0]])

@@ -102,7 +102,7 @@ def test_a_failure_names_the_rank_and_its_cause_once(tmp_path: Path) -> None:
     """A mistake that all ranks find is told by one; the launcher names the rank that failed first."""
     (tmp_path / "run").write_text("a file")
     done = launch(tmp_path, f"{TINY} --save run --nproc-per-node 2")
-    assert done.returncode == 1
+    assert done.returncode == 2  # as of one process: the command line cannot be obeyed
     assert done.stderr.count("--save run is a file") == 1
     assert "of 2 failed first" in done.stderr and "Traceback" not in done.stdout
 
@@ -129,20 +129,46 @@ def test_the_launcher_starts_again_and_the_run_goes_on_by_itself(tmp_path: Path)
 def with_a_rank_killed(folder: Path, words: str) -> tuple[int, str]:
     """Exit code and stderr of a run in `folder`/run whose second rank is killed after some steps."""
     command = f"{TINY} {words} --save run --nproc-per-node 2".split()
+    job = started(folder, command)
+    os.kill(max(children_of(job.pid)), signal.SIGKILL)
+    _, said = job.communicate(timeout=100)
+    return job.returncode, said
+
+
+def started(folder: Path, command: list[str]) -> subprocess.Popen[str]:
+    """`redline train COMMAND` in a process of its own, some steps into its run in `folder`/run."""
     job = subprocess.Popen(
         [sys.executable, "-m", "redline", "train", *command],
         cwd=folder,
         stderr=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         text=True,
-        env={**os.environ, "PYTHONPATH": SOURCE, "XDG_CACHE_HOME": str(folder / "cache")},
+        env={
+            **os.environ,
+            "PYTHONPATH": SOURCE,
+            "XDG_CACHE_HOME": str(folder / "cache"),
+            "TMPDIR": str(folder),
+        },
     )
     metrics, deadline = folder / "run" / "metrics.jsonl", time.monotonic() + 120
     while time.monotonic() < deadline and not (metrics.exists() and metrics.stat().st_size > 3000):
         time.sleep(0.2)
-    os.kill(max(children_of(job.pid)), signal.SIGKILL)
+    return job
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_the_launcher_ends_the_run_well(tmp_path: Path, number: int) -> None:
+    """The ranks finish their step, save and end; the launcher complains of nothing and leaves nothing."""
+    words = f"{TINY} --train-iters 100000 --eval-iters 100000 --save run --nproc-per-node 2"
+    job = started(tmp_path, words.split())
+    job.send_signal(number)
     _, said = job.communicate(timeout=100)
-    return job.returncode, said
+    assert job.returncode == 0, said
+    steps = json.loads((tmp_path / "run" / "summary.json").read_text())["steps"]
+    assert (tmp_path / "run" / "checkpoints" / f"iter_{steps:07d}" / "values.json").exists()
+    assert "Traceback" not in said and records(tmp_path / "run", "valid") == []
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(("redline-", "torchelastic"))]
 
 
 SHARDED = {"use_distributed_optimizer": True, "ddp_bucket_size": 3000}
@@ -176,7 +202,7 @@ def test_a_checkpoint_of_shards_holds_the_bits_of_every_layout(tmp_path: Path) -
             if load is None:
                 take_steps(run, 2)
             found, group = state_of(run), run.groups.control.handle
-            values_ = checkpoint_values(run.config, run.plan.shape, run.schedules, run.state)
+            values_ = checkpoint_values(run.config, run.plan, run.schedules, run.state)
             save_checkpoint(save, 2, run.state.tensors(), values_, group=group)
             return found
 

@@ -64,11 +64,50 @@ def test_resume_is_bit_identical(train: Any, name: str) -> None:
     assert len(cut.losses) == 3
     resumed = train("cut", f"{flags} --eval-interval 2 --load {cut.folder}")
     assert resumed.losses == whole.losses
-    # The cut run evaluated once more, where it ended.
-    assert set(whole.valid_losses) <= set(resumed.valid_losses)
+    assert resumed.valid_losses == whole.valid_losses
     saved, wanted = weights(resumed), weights(whole)
     assert saved.keys() == wanted.keys()
     assert all(torch.equal(saved[key], wanted[key]) for key in wanted)
+
+
+@pytest.mark.parametrize(("batch", "steps"), [(2, 6), (8, 1)])
+def test_resumes_with_another_batch(train: Any, batch: int, steps: int) -> None:
+    """What is left of the samples is trained on, once; cut again there it is the same run."""
+    base = TINY.replace("--train-iters 6", "--train-samples 24").replace("--global-batch-size 4", "")
+    first, then = (f"--micro-batch-size 1 --global-batch-size {size}" for size in (4, batch))
+    train("whole", f"{first} --exit-interval 3", base)
+    whole = train("whole", f"{then} --load whole", base)
+    assert f"steps take {batch} samples from here on" in whole.output
+    taken = [record["consumed_samples"] for record in whole.records()]
+    assert taken == [4, 8, 12, *(12 + batch * step for step in range(1, steps + 1))]
+    train("cut", f"{first} --exit-interval 3", base)
+    again = train("cut", f"{then} --load cut --exit-interval 4", base)
+    if steps > 1:
+        again = train("cut", f"{then} --load cut", base)
+        assert "samples from here on" not in again.output
+    assert again.losses == whole.losses
+    assert [record["lr"] for record in again.records()] == [record["lr"] for record in whole.records()]
+
+
+def test_what_ends_early_has_a_line_of_its_last_steps_and_no_evaluation(train: Any) -> None:
+    run = train("run", "--log-interval 4 --exit-interval 5")
+    assert "iteration        4/" in run.output and "iteration        5/" in run.output
+    assert run.valid_losses == []
+
+
+def test_a_run_that_goes_on_has_no_summary_yet(train: Any, monkeypatch: Any) -> None:
+    """What an earlier part reached is not what the run did: a kill leaves metrics.jsonl alone."""
+    run = train("run", "--exit-interval 3")
+    assert run.summary["steps"] == 3
+
+    def killed(*_: Any, **__: Any) -> None:
+        assert not (run.folder / "summary.json").exists()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("redline.run.spine.train", killed)
+    with pytest.raises(AssertionError):
+        train("run", "--load run")
+    assert not (run.folder / "summary.json").exists()
 
 
 def test_same_seed_same_run_and_other_seed_other_run(train: Any) -> None:

@@ -34,7 +34,7 @@ def test_numbers_that_are_not_finite_are_null(tmp_path, record):
     assert "NaN" not in text and "Infinity" not in text
     step, valid = read_metrics(tmp_path / METRICS_FILE)
     assert step["loss"] is None and step["grad_norm"] is None and step["nonfinite"] == "the loss is nan"
-    assert valid["loss"] is None
+    assert valid["loss"] is None and valid["perplexity"] is None
 
 
 def test_extra_values_become_keys(tmp_path, record):

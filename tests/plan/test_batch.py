@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from redline.errors import ConfigError
-from redline.plan import make_batch_schedule, ramp_up
+from redline.plan import Reached, make_batch_schedule, ramp_up
 
 
 def constant(size=8, micro=2, dp=2, **length):
@@ -86,3 +86,34 @@ def test_against_simulation(drawn, iterations):
     assert schedule.total_samples == consumed
     by_samples = make_batch_schedule(thresholds, micro_batch_size=micro, dp=dp, train_samples=consumed)
     assert by_samples.total_iterations == iterations
+
+
+@settings(max_examples=80, derandomize=True, deadline=None)
+@given(schedules(), schedules(), st.integers(1, 60), st.integers(0, 60), st.integers(0, 60))
+def test_other_batches_from_a_resume_on(before, after, done, left, then):
+    """Steps done keep their place, those left follow the new thresholds; resumed again, it is the same."""
+    old = make_batch_schedule(before[0], micro_batch_size=before[1], dp=before[2], train_iters=done)
+    reached = Reached(done, old.total_samples, old.until(done))
+    thresholds, micro, dp = after
+    sizes = {"micro_batch_size": micro, "dp": dp}
+    new = make_batch_schedule(thresholds, **sizes, train_iters=done + left, reached=reached)
+    assert [new.samples_at(each) for each in range(done)] == [old.samples_at(each) for each in range(done)]
+    consumed = old.total_samples
+    for iteration in range(done, done + left):
+        size = [size for start, size in thresholds if start <= consumed][-1]
+        assert new.samples_at(iteration) == consumed and new.iteration_at(consumed) == iteration
+        assert new.global_batch_size(consumed) == size
+        consumed += size
+    assert new.total_samples == consumed
+    later = done + min(left, then)
+    again = Reached(later, new.samples_at(later), new.until(later))
+    same = make_batch_schedule(thresholds, **sizes, train_samples=consumed, reached=again)
+    assert same.segments == new.segments and same.total_iterations == done + left
+
+
+def test_steps_that_are_not_known_took_the_same_on_average():
+    """A checkpoint of an earlier release says how many there were, and of how many samples."""
+    schedule = constant(16, reached=Reached(6, 48), train_iters=10)
+    assert [schedule.samples_at(each) for each in (0, 3, 6, 7, 10)] == [0, 24, 48, 64, 112]
+    assert [schedule.iteration_at(each) for each in (0, 24, 48, 64)] == [0, 3, 6, 7]
+    assert schedule.global_batch_size(0) == 16 and schedule.new_from == 6

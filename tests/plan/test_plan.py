@@ -9,7 +9,7 @@ from redline.config import RunConfig, parse_args, with_values
 from redline.errors import ConfigError
 from redline.formulas.flops import flops_per_token
 from redline.hardware import Hardware, hardware_named
-from redline.plan import make_plan
+from redline.plan import Reached, make_plan
 
 CPU = Hardware(name="a CPU", kind="cpu", memory_bytes=8 << 30)
 H200 = hardware_named("h200")
@@ -47,6 +47,28 @@ def test_batches_and_schedules_are_in_samples():
     main = found.schedule.main
     assert (main.warmup, main.decay, main.wsd_decay) == (80, 400, 40)
     assert found.schedule.lr(0) == 0.0 and found.schedule.lr(80) == main.max_lr
+
+
+def test_the_final_decay_takes_the_last_steps_whatever_their_size():
+    """A batch that has grown: ten steps at the end are not the samples of the first ten."""
+    found = plan(
+        global_batch_size=16, rampup_batch_size=(2, 2, 60), lr_decay_style="WSD", lr_wsd_decay_iters=10,
+        train_iters=40,
+    )  # fmt: skip
+    batch, main = found.batch, found.schedule.main
+    assert main.wsd_decay == batch.samples_at(40) - batch.samples_at(30) == 160
+    assert found.schedule.lr(batch.samples_at(30)) == main.max_lr > found.schedule.lr(batch.samples_at(31))
+    with pytest.raises(ConfigError, match="wsd-length"):
+        plan(lr_decay_style="WSD", lr_wsd_decay_iters=20, train_iters=None, train_samples=80)
+
+
+def test_a_resumed_run_with_other_batches_trains_on_what_is_left():
+    reached = Reached(5, 40)
+    config = with_values(RunConfig(), {"micro_batch_size": 2, "global_batch_size": 16, "train_samples": 80})
+    batch = make_plan(config, CPU, VOCAB, reached=reached).batch
+    assert (batch.total_iterations, batch.total_samples) == (7, 72)
+    same = make_plan(with_values(config, {"global_batch_size": 8}), CPU, VOCAB, reached=reached).batch
+    assert same == make_plan(with_values(config, {"global_batch_size": 8}), CPU, VOCAB).batch
 
 
 def test_lengths_stated_in_samples():

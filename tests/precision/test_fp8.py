@@ -80,6 +80,19 @@ def test_a_jump_saturates_is_seen_and_is_forgotten_after_the_history():
     assert see(fp8, 1000.0, 1.0, 1.0, 1.0, 1.0) == [pytest.approx(0.448)] * 4 + [448.0]
 
 
+@pytest.mark.parametrize("options", [{}, {"recipe": "tensorwise"}], ids=["delayed", "tensorwise"])
+def test_an_evaluation_leaves_no_trace(options):
+    fp8 = state(**options)
+    for operand in ("x", "w", "dy"):
+        fp8.cast(torch.full((16, 16), 3.0), fp8.scaling(SITE, operand))
+    fp8.step()
+    before = [tensor.clone() for tensor in (fp8.scale, fp8.inverse, fp8.amax, fp8.history)]
+    fp8.keep_inputs()
+    fp8.cast(torch.full((16, 16), 0.01), fp8.scaling(SITE, "x"))
+    fp8.forget_inputs()
+    assert all(map(torch.equal, before, (fp8.scale, fp8.inverse, fp8.amax, fp8.history)))
+
+
 def test_the_first_step_measures_before_it_casts():
     fp8 = state()
     gradient = torch.full((16, 16), 1e-7)

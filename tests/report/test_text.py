@@ -64,6 +64,16 @@ def test_skipped_and_broken_steps_do_not_enter_the_loss():
     assert "lm loss" not in step_line(steps[1:], 100, NOW)
 
 
+def test_rates_are_those_of_the_whole_time():
+    """A slow step counts by how long it took: 1500 tokens in 1.5 s, not the mean of 2000 and 500 a second."""
+    steps = [
+        record(1, tokens_per_s=2000.0, step_time_s=0.5, mfu=0.6, flops_per_s=6e14),
+        record(2, tokens_per_s=500.0, step_time_s=1.0, mfu=0.15, flops_per_s=1.5e14),
+    ]
+    line = step_line(steps, 100, NOW, throughput=True)
+    assert "tokens/s: 1000 |" in line and "MFU: 30.0%" in line and "(TFLOP/s/GPU): 300 |" in line
+
+
 def test_what_is_not_known_is_left_out():
     bare = record(1, mfu=None, flops_per_s=None, memory_now=None, extra={"num_zeros": 7, "params_norm": None})
     line = step_line([bare], 100, NOW, throughput=True)

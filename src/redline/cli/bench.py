@@ -278,8 +278,7 @@ def _comm(words: list[str], *, out: Path, commit: str | None) -> Measured:
 
         again = ["bench", "comm", "--out", str(out), *(["--quick"] if quick else [])]
         again += ["--commit", commit] if commit else []
-        launch(again, nproc_per_node=int(number), max_restarts=0)
-        return "", [], 0
+        return "", [], launch(again, nproc_per_node=int(number), max_restarts=0)
 
     import torch
 

@@ -38,16 +38,19 @@ def main(argv: Sequence[str]) -> int:
 
             words += ["--save", str(name_run(parsed.config.model.preset or "run"))]
 
-        launch(["train", *words], nproc_per_node=runtime.nproc_per_node, max_restarts=runtime.max_restarts)
-        return 0
+        return launch(
+            ["train", *words], nproc_per_node=runtime.nproc_per_node, max_restarts=runtime.max_restarts
+        )
 
     from redline.cli.console import ReportConsole
+    from redline.comm.elastic import ended_well
     from redline.report import print_summary
     from redline.run import run
 
     summary = run(parsed)
     if summary is not None:
         print_summary(summary, ReportConsole())
+    ended_well(environment)
     return 0
 
 

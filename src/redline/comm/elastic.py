@@ -3,45 +3,79 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import sys
+import tempfile
 import uuid
 from collections.abc import Sequence
+from pathlib import Path
 
-from redline.errors import ConfigError, TrainingError
+from redline.config import Environment
+from redline.errors import ConfigError, RedlineError, TrainingError
+
+LAUNCHER_DIR = "REDLINE_LAUNCHER_DIR"  # where ranks leave word for the process that started them
 
 
-def launch(words: Sequence[str], *, nproc_per_node: int, max_restarts: int) -> None:
+def launch(words: Sequence[str], *, nproc_per_node: int, max_restarts: int) -> int:
     """Run `python -m redline WORDS` in that many processes until all of them end well.
 
     Each finds its place in the environment, as under torchrun. When one fails, the others are ended, and all
-    are started again up to `max_restarts` times.
+    are started again up to `max_restarts` times. A signal is passed on to them.
 
-    Raises: TrainingError that names the rank that failed first.
+    Returns: the exit code: 0, also after a signal where all ranks ended well, else 128 and its number.
+    Raises: RedlineError that names the rank that failed first; ConfigError where it could not obey.
     """
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     # What it logs of a failure, the error below says.
-    logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=nproc_per_node,
-        run_id=uuid.uuid4().hex,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        max_restarts=max_restarts,
-    )
-    try:
-        elastic_launch(config, sys.executable)("-m", "redline", *words)
-    except ChildFailedError as failed:
-        rank, failure = failed.get_first_failure()
-        how = f"by signal {-failure.exitcode}" if failure.exitcode < 0 else f"with code {failure.exitcode}"
+    for name in ("multiprocessing.api", "agent.server.api"):
+        logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.CRITICAL)
+
+    def failed_first(rank: int, failure: ProcessFailure) -> RedlineError:
+        code = failure.exitcode
+        obeyed = code != ConfigError.exit_code
         tries = f" in {max_restarts + 1} attempts" if max_restarts else ""
-        raise TrainingError(
-            f"rank {rank} of {nproc_per_node} failed first: its process {failure.pid} ended {how}{tries}.",
+        return (TrainingError if obeyed else ConfigError)(
+            f"rank {rank} of {nproc_per_node} failed first: its process {failure.pid} ended "
+            f"{f'by signal {-code}' if code < 0 else f'with code {code}'}{tries}.",
             why="what it said stands above; the other ranks cannot go on without it and were ended.",
-            mend="mend that and start again."
-            if failure.exitcode == ConfigError.exit_code
-            else "mend that, then resume with --load and --save of the run folder.",
-        ) from None
+            mend="mend that and start again; a run with a checkpoint goes on with --load and --save."
+            if obeyed
+            else "mend that and start again.",
+        )
+
+    with tempfile.TemporaryDirectory(prefix="redline-ranks-") as folder:
+        os.environ[LAUNCHER_DIR] = folder
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=nproc_per_node,
+            run_id=uuid.uuid4().hex,
+            rdzv_backend="c10d",
+            rdzv_endpoint="localhost:0",
+            max_restarts=max_restarts,
+            logs_specs=DefaultLogsSpecs(log_dir=folder),
+        )
+        try:
+            elastic_launch(config, sys.executable)("-m", "redline", *words)
+        except ChildFailedError as failed:
+            raise failed_first(*failed.get_first_failure()) from None
+        except SignalException as stopped:
+            ended = [_word(folder, rank).exists() for rank in range(nproc_per_node)]
+            return 0 if all(ended) else 128 + signal.Signals(stopped.sigval).value
+        finally:
+            del os.environ[LAUNCHER_DIR]
+    return 0
+
+
+def ended_well(environment: Environment) -> None:
+    """Leave word that this rank is done; a signal leaves the launcher no exit code."""
+    if environment.launcher_dir is not None:
+        _word(environment.launcher_dir, environment.rank).touch()
+
+
+def _word(folder: str | Path, rank: int) -> Path:
+    return Path(folder) / f"ended-{rank}"

@@ -51,6 +51,7 @@ class Environment:
 
     `launched` says whether torchrun, Slurm or `--nproc-per-node` started this process as one of several, or
     alone; `attempt` counts the restarts of torch elastic, whose agent holds the store if `agent_store`.
+    `launcher_dir` is where ranks leave word for the process that started them (comm/elastic.py).
     `nccl` holds every NCCL_*, TORCH_NCCL_* and TORCH_FR_* variable by name,
     `transformer_engine` every NVTE_* one.
     """
@@ -64,6 +65,7 @@ class Environment:
     launched: bool = False
     attempt: int = 0
     agent_store: bool = False
+    launcher_dir: Path | None = None
     omp_num_threads: int | None = None
     cuda_device_max_connections: int | None = None
     cuda_launch_blocking: bool = False
@@ -133,6 +135,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         master_port=number("MASTER_PORT", 0),
         launched="RANK" in env,
         attempt=number("TORCHELASTIC_RESTART_COUNT", 0) or 0,
+        launcher_dir=Path(kept) if (kept := env.get("REDLINE_LAUNCHER_DIR")) else None,
         agent_store=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         omp_num_threads=number("OMP_NUM_THREADS", 1),
         cuda_device_max_connections=number("CUDA_DEVICE_MAX_CONNECTIONS", 1),

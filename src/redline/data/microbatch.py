@@ -69,9 +69,14 @@ class Microbatch:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """How many tokens attention keeps together: those of each row, or of each packed document."""
-        rows, length = self.tokens_BS.shape
-        return (length,) * rows if self.documents is None else self.documents.lengths
+        """How many tokens attention keeps together: of each row, segment, or packed document."""
+        if self.documents is not None:
+            return self.documents.lengths
+        if self.segment_ids_BS is None:
+            rows, length = self.tokens_BS.shape
+            return (length,) * rows
+        runs = (row.unique_consecutive(return_counts=True)[1].tolist() for row in self.segment_ids_BS)
+        return tuple(length for row in runs for length in row)
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Microbatch:
         """The same rows on another device."""

@@ -17,7 +17,7 @@ from redline.ledger.account import (
 )
 from redline.ledger.causes import CAUSES, Cause
 from redline.ledger.ledger import FP8_FILE, METRICS_FILE, Ledger, open_ledger
-from redline.ledger.metrics import StepRecord, ValidRecord, read_metrics
+from redline.ledger.metrics import StepRecord, ValidRecord, perplexity, read_metrics
 from redline.ledger.mfu import Utilisation, mfu
 from redline.ledger.ranks import join_ranks
 from redline.ledger.skew import Skew
@@ -47,6 +47,7 @@ __all__ = [
     "join_ranks",
     "mfu",
     "open_ledger",
+    "perplexity",
     "read_account",
     "read_memory_summary",
     "read_metrics",

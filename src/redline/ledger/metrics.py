@@ -67,6 +67,11 @@ class StepRecord:
         return _record("step", asdict(self))
 
 
+def perplexity(loss: float) -> float:
+    """exp(loss), the exponent cut at 20 as in Megatron's log; NaN of NaN."""
+    return loss if math.isnan(loss) else math.exp(min(20.0, loss))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidRecord:
     """One evaluation after `step` steps: mean loss over `tokens` tokens of `split`, which took `time_s`."""
@@ -80,8 +85,8 @@ class ValidRecord:
 
     @property
     def perplexity(self) -> float:
-        """exp(loss), the exponent cut at 20 as in Megatron's log."""
-        return math.exp(min(20.0, self.loss))
+        """Of the mean loss."""
+        return perplexity(self.loss)
 
     def as_dict(self) -> dict[str, Any]:
         """The record as it is written, NaN and Inf as None."""

@@ -89,15 +89,17 @@ class Fp8Gemms:
             self.head.begin_step(looks=looks)
         if looks:  # weights are cast again, to be counted
             self._stale = self._unwritten = True
-        self.prepare()
+        self._cast_stale()
         for gemm in self.gemms.values():
             gemm.fresh = True
 
     def prepare(self) -> None:
-        """Cast the weights, if they have changed since: before the first forward of an evaluation.
+        """Before the first forward of an evaluation."""
+        self.state.keep_inputs()
+        self._cast_stale()
 
-        Those that are still on their way are cast as they arrive.
-        """
+    def _cast_stale(self) -> None:
+        """Cast the weights, if they have changed since. Those still on their way are cast as they arrive."""
         if not self._stale:
             return
         if self._params is not None and self._unwritten:

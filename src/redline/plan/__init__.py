@@ -1,6 +1,6 @@
 """Config and hardware turned into one frozen Plan that everything else runs by. Pure, no torch."""
 
-from redline.plan.batch import BatchSchedule, Segment, make_batch_schedule, ramp_up
+from redline.plan.batch import START, BatchSchedule, Reached, Segment, make_batch_schedule, ramp_up
 from redline.plan.communication import Setting, complaints, wanted_settings
 from redline.plan.dtypes import choose_precision, state_dtypes
 from redline.plan.grid import RankGrid, make_grid
@@ -9,6 +9,7 @@ from redline.plan.lr import LrSchedule, ScheduleSpec, WeightDecaySchedule
 from redline.plan.plan import EvalPlan, Plan, make_plan
 
 __all__ = [
+    "START",
     "BatchSchedule",
     "Conditions",
     "EvalPlan",
@@ -16,6 +17,7 @@ __all__ = [
     "LrSchedule",
     "Plan",
     "RankGrid",
+    "Reached",
     "ScheduleSpec",
     "Segment",
     "Setting",

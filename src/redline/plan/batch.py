@@ -3,7 +3,8 @@
 A schedule is a list of segments, each a batch size from some number of consumed samples on; constant, ramp-up
 and token-threshold schedules are only different ways to write that list. A step never changes its size
 midway, so a segment begins with the first step that starts at or behind its threshold. Everything else
-(iteration to samples and back, iterations in all) follows from the resulting table.
+(iteration to samples and back, iterations in all) follows from the resulting table. A run that goes on with
+other batches than it had begins its table at the place it has reached.
 """
 
 from __future__ import annotations
@@ -26,20 +27,37 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
+class Reached:
+    """Where a run stands that is resumed.
+
+    Attributes:
+        iteration, samples: done so far.
+        segments: of the steps so far; none where that is not known.
+    """
+
+    iteration: int = 0
+    samples: int = 0
+    segments: tuple[Segment, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class BatchSchedule:
     """Global batch sizes over a run; pure functions of the samples consumed.
 
     Attributes:
-        segments: ascending; the last one goes on for ever.
+        segments: ascending; the last one goes on for ever. What is before the first is not known.
         micro_batch_size: sequences in one microbatch on one rank.
         dp: data-parallel ranks; every global batch is a multiple of micro_batch_size * dp.
         total_iterations: steps of the whole run.
+        new_from: the iteration from which on it follows the options of now; before, a resumed run took
+            other batches.
     """
 
     segments: tuple[Segment, ...]
     micro_batch_size: int
     dp: int
     total_iterations: int
+    new_from: int = 0
 
     @property
     def total_samples(self) -> int:
@@ -65,19 +83,32 @@ class BatchSchedule:
         return self.global_batch_size(consumed_samples) // (self.micro_batch_size * self.dp)
 
     def samples_at(self, iteration: int) -> int:
-        """Sequences consumed by the first `iteration` steps."""
+        """Sequences consumed by the first `iteration` steps; their share of those before the table."""
+        first = self.segments[0]
+        if iteration < first.first_iteration:
+            return first.first_sample * iteration // first.first_iteration
         index = bisect_right(self.segments, iteration, key=lambda segment: segment.first_iteration) - 1
         segment = self.segments[index]
         return segment.first_sample + (iteration - segment.first_iteration) * segment.batch_size
 
     def iteration_at(self, consumed_samples: int) -> int:
         """How many whole steps `consumed_samples` sequences make."""
+        first = self.segments[0]
+        if consumed_samples < first.first_sample:
+            return first.first_iteration * consumed_samples // first.first_sample
         segment = self._segment_of_sample(consumed_samples)
         return segment.first_iteration + (consumed_samples - segment.first_sample) // segment.batch_size
 
+    def until(self, iteration: int) -> tuple[Segment, ...]:
+        """The segments in which the first `iteration` steps lie."""
+        return tuple(each for each in self.segments if each.first_iteration < iteration)
+
     def _segment_of_sample(self, consumed_samples: int) -> Segment:
         index = bisect_right(self.segments, consumed_samples, key=lambda segment: segment.first_sample) - 1
-        return self.segments[index]
+        return self.segments[max(0, index)]
+
+
+START = Reached()
 
 
 def make_batch_schedule(
@@ -88,10 +119,12 @@ def make_batch_schedule(
     train_iters: int | None = None,
     train_samples: int | None = None,
     decrease_if_needed: bool = False,
+    reached: Reached = START,
 ) -> BatchSchedule:
     """A schedule from (consumed samples, batch size) thresholds, the first at 0, ascending.
 
     Args:
+        reached: from where on the thresholds decide.
         train_iters, train_samples: exactly one; samples that do not fill a last step are left out.
         decrease_if_needed: round batch sizes down to a multiple of micro_batch_size * dp in place of refusing
             them.
@@ -102,8 +135,7 @@ def make_batch_schedule(
     assert thresholds[0][0] == 0 and list(thresholds) == sorted(
         thresholds, key=lambda threshold: threshold[0]
     )
-    segments: list[Segment] = []
-    iteration = sample = 0
+    segments, iteration, sample = list(reached.segments), reached.iteration, reached.samples
     for (_, asked), following in zip_longest(thresholds, thresholds[1:]):
         size = _shared(asked, micro_batch_size, dp, decrease_if_needed)
         steps = 0 if following is None else max(0, -(-(following[0] - sample) // size))
@@ -111,7 +143,7 @@ def make_batch_schedule(
         if starts and (not segments or segments[-1].batch_size != size):
             segments.append(Segment(iteration, sample, size))
         iteration, sample = iteration + steps, sample + steps * size
-    schedule = BatchSchedule(tuple(segments), micro_batch_size, dp, train_iters or 0)
+    schedule = BatchSchedule(tuple(segments), micro_batch_size, dp, train_iters or 0, reached.iteration)
     if train_samples is not None:
         schedule = replace(schedule, total_iterations=schedule.iteration_at(train_samples))
     if not schedule.total_iterations:

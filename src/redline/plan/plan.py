@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Literal
 
@@ -23,7 +24,7 @@ from redline.formulas.resolve import shape_of
 from redline.formulas.shape import ModelShape
 from redline.formulas.state import StateDtypes
 from redline.hardware import Hardware
-from redline.plan.batch import BatchSchedule, make_batch_schedule, ramp_up
+from redline.plan.batch import START, BatchSchedule, Reached, make_batch_schedule, ramp_up
 from redline.plan.cost_setup import joined_by
 from redline.plan.data_parallel import DataParallelPlan, plan_data_parallel
 from redline.plan.dtypes import choose_precision, state_dtypes, storage_choice
@@ -141,12 +142,19 @@ class Plan:
         return self.batch.global_batch_size(consumed_samples) * self.seq_length
 
 
-def make_plan(config: RunConfig, hardware: Hardware, vocab_size: int, world_size: int = 1) -> Plan:
+def make_plan(
+    config: RunConfig,
+    hardware: Hardware,
+    vocab_size: int,
+    world_size: int = 1,
+    reached: Reached = START,
+) -> Plan:
     """Decide everything that can be decided without building the model.
 
     Args:
         vocab_size: true size of the tokenizer's vocabulary.
         world_size: ranks in all.
+        reached: where a resumed run stands.
 
     Raises: ConfigError when the numbers do not fit together; the message cites the rule.
     """
@@ -157,7 +165,7 @@ def make_plan(config: RunConfig, hardware: Hardware, vocab_size: int, world_size
     precision = choose_precision(config.precision, hardware)
     dtypes = state_dtypes(precision.ran, config.precision, config.optim)
     fp8 = plan_fp8(config, shape.of_rank(grid.tp), hardware, shape.padded_vocab_size // grid.tp)
-    batch = plan_batch(config.train, grid.dp)
+    batch = plan_batch(config.train, grid.dp, reached)
     parameters = count_parameters(shape)
     ranks = plan_data_parallel(config.parallel, config.overlap, dp=grid.dp, parameters=parameters.total)
     dtypes = replace(
@@ -257,8 +265,13 @@ def _check_split(shape: ModelShape, tp: int) -> None:
             )
 
 
-def plan_batch(train: TrainConfig, dp: int) -> BatchSchedule:
-    """Batch sizes over the run, from whichever options state them."""
+def plan_batch(train: TrainConfig, dp: int, reached: Reached = START) -> BatchSchedule:
+    """Batch sizes over the run, from whichever options state them.
+
+    Args:
+        reached: where a resumed run stands. Where its steps took other batches than the options of now say,
+            what is left of --train-samples or --train-iters is trained on in steps of now.
+    """
     if train.train_iters is None and train.train_samples is None:
         raise broken(
             "length-stated",
@@ -268,7 +281,8 @@ def plan_batch(train: TrainConfig, dp: int) -> BatchSchedule:
             "--train-iters",
             "--train-samples",
         )
-    return make_batch_schedule(
+    make = partial(
+        make_batch_schedule,
         _batch_thresholds(train, dp),
         micro_batch_size=train.micro_batch_size,
         dp=dp,
@@ -276,6 +290,10 @@ def plan_batch(train: TrainConfig, dp: int) -> BatchSchedule:
         train_samples=train.train_samples,
         decrease_if_needed=train.decrease_batch_size_if_needed,
     )
+    schedule = make()
+    same = schedule.samples_at(reached.iteration) == reached.samples
+    same &= not reached.segments or schedule.until(reached.iteration) == reached.segments
+    return schedule if same else make(reached=reached)
 
 
 def _batch_thresholds(train: TrainConfig, dp: int) -> list[tuple[int, int]]:
@@ -312,7 +330,7 @@ def plan_schedule(optim: OptimConfig, train: TrainConfig, batch: BatchSchedule) 
         warmup=warmup,
         decay=decay,
         wsd_style=optim.lr_wsd_decay_style,
-        wsd_decay=_samples(optim.lr_wsd_decay_iters, optim.lr_wsd_decay_samples, batch),
+        wsd_decay=_last_samples(optim.lr_wsd_decay_iters, decay, batch) or optim.lr_wsd_decay_samples or 0,
     )
     decoupled = None
     if (peak := optim.decoupled_lr) is not None:
@@ -334,6 +352,14 @@ def _ends(optim: OptimConfig) -> tuple[float, float]:
 def _samples(iterations: int | None, samples: int | None, batch: BatchSchedule) -> int:
     """A length stated in iterations or in samples; 0 when neither is."""
     return batch.samples_at(iterations) if iterations else samples or 0
+
+
+def _last_samples(iterations: int | None, end: int, batch: BatchSchedule) -> int:
+    """What the last `iterations` steps of the first `end` samples take; 0 when they are not stated."""
+    last = batch.iteration_at(end)
+    if not iterations or iterations > last:  # longer than that is refused
+        return batch.samples_at(iterations or 0)
+    return batch.samples_at(last) - batch.samples_at(last - iterations)
 
 
 def plan_evaluation(train: TrainConfig, batch: BatchSchedule) -> EvalPlan:

@@ -35,6 +35,7 @@ ScalingRecipe = Literal["delayed", "tensorwise", "blockwise", "mxfp8"]
 Result = TypeVar("Result", bound=tuple[Tensor, ...])
 Operand = Literal["x", "w", "dy"]
 OPERANDS: tuple[Operand, ...] = ("x", "w", "dy")
+INPUTS = [OPERANDS.index("x"), OPERANDS.index("dy")]
 FITTING = ("sites", "history_len", "format", "margin", "blocks")  # where they differ, scales do not fit
 NEVER = 1 << 30  # more steps in a row than a run has
 LOOKED_AT = 1 << 24  # values at a time: as fp32, all those of a large head would be gigabytes
@@ -138,6 +139,7 @@ class Fp8State:
         self.streak = torch.zeros(size, dtype=torch.int32, device=device)  # steps in a row that saturated
         self._counts = torch.zeros((*size, 3), device=device, dtype=torch.int64)
         self._table: Tensor | None = None
+        self._kept = self.scale[:, INPUTS]  # of training, while an evaluation goes on
         self.ranks = ranks
         self.kernels = kernels
         self.looks = False
@@ -258,9 +260,15 @@ class Fp8State:
             self.inverse.copy_(self.scale.reciprocal())
         self.amax.zero_()
 
+    def keep_inputs(self) -> None:
+        """Before an evaluation, which may measure its inputs and scale them by that."""
+        self._kept = self.scale[:, INPUTS].clone()
+
     def forget_inputs(self) -> None:
         """After an evaluation: what its casts saw of inputs says nothing about training's."""
-        self.amax[:, [OPERANDS.index("x"), OPERANDS.index("dy")]] = 0.0
+        self.amax[:, INPUTS] = 0.0
+        self.scale[:, INPUTS] = self._kept
+        self.inverse[:, INPUTS] = self._kept.reciprocal()
 
     def saturated(self) -> Tensor:
         """bool [sites, 3]: whether a value of this step so far was cut off, by more than its rounding."""

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import datetime
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from redline.ledger import StepRecord, ValidRecord
+from redline.ledger import StepRecord, ValidRecord, perplexity
 from redline.report.ledger_text import waterfall_view
 from redline.report.tables import new_table
 from redline.units import GIB, format_bytes, format_count, format_duration, format_flops_per_s
@@ -30,26 +30,30 @@ def step_line(
 ) -> str:
     """One line for the steps since the last line, in the order and words of Megatron's log.
 
-    Loss, time and rates are means over the steps; skipped steps have no part in the loss. The learning rate
-    is the one the last step used. `throughput` adds TFLOP/s.
+    Loss and time are means over the steps, rates what they made in their time together; skipped steps have no
+    part in the loss. The learning rate is the one the last step used. `throughput` adds TFLOP/s.
     """
-    last = records[-1]
+    last, time_s = records[-1], sum(record.step_time_s for record in records)
+
+    def rate(each: Callable[[StepRecord], float | None]) -> float:
+        return sum((each(record) or 0.0) * record.step_time_s for record in records) / time_s
+
     moment = now or datetime.datetime.now()
     losses = [record.loss for record in records if not record.skipped and math.isfinite(record.loss)]
     fields = [
         f" [{moment:%Y-%m-%d %H:%M:%S.%f}] iteration {last.step:8d}/{total_steps:8d}",
         f"consumed samples: {last.consumed_samples:12d}",
-        f"elapsed time per iteration (ms): {_mean(record.step_time_s for record in records) * 1e3:.1f}",
+        f"elapsed time per iteration (ms): {time_s / len(records) * 1e3:.1f}",
     ]
     if throughput and last.flops_per_s is not None:
-        rate = _mean(record.flops_per_s or 0.0 for record in records)
-        fields.append(f"throughput per GPU (TFLOP/s/GPU): {rate / 1e12:.4g}")
-    fields.append(f"tokens/s: {_mean(record.tokens_per_s for record in records):.0f}")
+        tflops = rate(lambda record: record.flops_per_s) / 1e12
+        fields.append(f"throughput per GPU (TFLOP/s/GPU): {tflops:.4g}")
+    fields.append(f"tokens/s: {rate(lambda record: record.tokens_per_s):.0f}")
     if last.mfu is not None:
-        fields.append(f"MFU: {_mean(record.mfu or 0.0 for record in records):.1%}")
+        fields.append(f"MFU: {rate(lambda record: record.mfu):.1%}")
     fields += [f"learning rate: {last.lr:.6E}", f"global batch size: {last.global_batch_size:5d}"]
     if losses:
-        fields.append(f"lm loss: {_mean(losses):.6E}")
+        fields.append(f"lm loss: {sum(losses) / len(losses):.6E}")
     fields += [f"loss scale: {last.loss_scale:.1f}", f"grad norm: {last.grad_norm:.3f}"]
     fields += [_extra(name, value) for name, value in last.extra.items() if value is not None]
     now_text = "" if last.memory_now is None else f"{last.memory_now / GIB:.2f}/"
@@ -105,7 +109,7 @@ def _results(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if document.get(key) is not None:
             yield (
                 label,
-                f"{document[key]:.4f} nats a token (perplexity {math.exp(min(20.0, document[key])):.4g})",
+                f"{document[key]:.4f} nats a token (perplexity {perplexity(document[key]):.4g})",
             )
     if document.get("unigram_loss") is not None:
         yield "unigram model", f"{document['unigram_loss']:.4f} nats a token (token frequencies alone)"
@@ -261,8 +265,3 @@ def key_values(title: str, rows: Iterable[tuple[str, str]]) -> Table:
 def _extra(name: str, value: float | int | str) -> str:
     label = name.replace("_", " ")
     return f"{label}: {value:.4g}" if isinstance(value, float) else f"{label}: {value}"
-
-
-def _mean(values: Iterable[float]) -> float:
-    found = list(values)
-    return sum(found) / len(found) if found else math.nan

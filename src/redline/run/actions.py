@@ -78,7 +78,7 @@ class RunActions:
             actions.append(Action("ranks", interval, lambda _: self.compare_ranks(), at_end=True))
         if evaluates:
             actions.append(
-                Action("evaluate", train.eval_interval, lambda _: self.evaluate("valid"), at_end=True)
+                Action("evaluate", train.eval_interval, lambda _: self.evaluate("valid"), at_finish=True)
             )
         actions.append(Action("save", checkpoint.save_interval, lambda _: self.save(), at_end=True))
         if train.manual_gc:
@@ -220,7 +220,7 @@ class RunActions:
             self.folder.checkpoints,
             state.iteration,
             state.tensors(moments=options.save_optim),
-            checkpoint_values(run.config, run.plan.shape, run.schedules, state),
+            checkpoint_values(run.config, run.plan, run.schedules, state),
             keep=options.keep_checkpoints,
             writer=self._writer,
             group=run.groups.control.handle,

@@ -63,6 +63,11 @@ class Display:
             return
         self._waiting.append(record)
         if record.step % self._log_interval == 0 or record.step == self._total_steps:
+            self._show_waiting()
+
+    def _show_waiting(self) -> None:
+        """A line of the steps that have none yet."""
+        if self._waiting:
             self.message(step_line(self._waiting, self._total_steps, throughput=self._throughput))
             self._waiting.clear()
 
@@ -88,4 +93,5 @@ class Display:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._show_waiting()  # a run may end between two lines
         self._stack.close()

@@ -44,7 +44,7 @@ from redline.config.tree import options_by_field
 from redline.data import DataSplits, Microbatch, StdlibCorpus
 from redline.errors import ConfigError
 from redline.hardware import Hardware, detect, with_measured_peak
-from redline.plan import Plan, ScheduleSpec, complaints, make_plan
+from redline.plan import START, Plan, ScheduleSpec, complaints, make_plan
 from redline.plan.fp8 import BESIDE_FP8
 from redline.run.batches import step_batches
 from redline.run.data import data_prefixes, demo_corpus, open_run_data, wants_demo_corpus
@@ -56,6 +56,7 @@ from redline.run.resume import (
     changed_options,
     find_start,
     fp8_changes,
+    other_batches,
     restore,
     resumed_schedules,
     with_checkpoint_shape,
@@ -186,7 +187,8 @@ def open_run(parsed: Parsed, environment: Environment, say: Say) -> OpenRun:
     hardware = detect(device.type)
 
     def planned() -> Plan:
-        plan = make_plan(config, hardware, vocabulary.size, environment.world_size)
+        reached = START if start is None else start.reached
+        plan = make_plan(config, hardware, vocabulary.size, environment.world_size, reached)
         _check_graphs(config, plan)
         return plan
 
@@ -232,7 +234,7 @@ def open_run(parsed: Parsed, environment: Environment, say: Say) -> OpenRun:
             group=groups.control.handle,
         )
         schedules, lines = resumed_schedules(config, plan.schedule, start)
-        _say_start(config, start, state, lines, say)
+        _say_start(config, start, state, [*other_batches(plan.batch, state), *lines], say)
     compiled, compile_choices = _compiled(config, state, device, environment, say)
     meter.forget_peak()
     choices = (*device_choices, *communication, *backend, *plan.choices, *assembly.choices, *compile_choices)

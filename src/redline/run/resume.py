@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,16 @@ from redline.config import CheckpointConfig, RunConfig, from_dict, to_dict, valu
 from redline.config.model import SHAPE_FIELDS
 from redline.errors import CheckpointError
 from redline.formulas.shape import ModelShape
-from redline.plan import LrSchedule, ScheduleSpec, WeightDecaySchedule
+from redline.plan import (
+    START,
+    BatchSchedule,
+    LrSchedule,
+    Plan,
+    Reached,
+    ScheduleSpec,
+    Segment,
+    WeightDecaySchedule,
+)
 from redline.run.folder import checkpoint_root, goes_on
 from redline.step import TrainState, returned_in
 
@@ -48,6 +57,15 @@ class Start:
     weights_only: bool
     values: Mapping[str, Any]
     notices: tuple[str, ...] = ()
+
+    @property
+    def reached(self) -> Reached:
+        """Where the run goes on. Checkpoints of earlier releases do not say which batches it took."""
+        if self.weights_only:
+            return START
+        counters, batches = self.values["state"], self.values.get("batches", ())
+        segments = tuple(Segment(*map(int, each)) for each in batches)
+        return Reached(int(counters["iteration"]), int(counters["consumed_samples"]), segments)
 
 
 def find_start(options: CheckpointConfig) -> tuple[Start | None, tuple[str, ...]]:
@@ -183,12 +201,13 @@ def model_values(shape: ModelShape) -> dict[str, Any]:
 
 
 def checkpoint_values(
-    config: RunConfig, shape: ModelShape, schedules: ScheduleSpec, state: TrainState
+    config: RunConfig, plan: Plan, schedules: ScheduleSpec, state: TrainState
 ) -> dict[str, Any]:
     """Everything a checkpoint holds beside tensors."""
     return {
+        "batches": [list(astuple(each)) for each in plan.batch.until(state.iteration)],
         "config": _as_json(to_dict(config)),
-        "model": model_values(shape),
+        "model": model_values(plan.shape),
         "schedules": schedules.as_dict(),
         "state": state.values(),
     }
@@ -212,6 +231,18 @@ def resumed_schedules(
     return planned, [
         f"schedule: the options given now win over the checkpoint's ({listed}); "
         "--use-checkpoint-opt-param-scheduler turns that round."
+    ]
+
+
+def other_batches(batch: BatchSchedule, state: TrainState) -> list[str]:
+    """What to say where the steps before took other batches than those of now: how much is left."""
+    size, before = batch.global_batch_size(state.consumed_samples), batch.until(state.iteration)
+    known = bool(before) and before[-1].batch_size == size
+    if not batch.new_from or known or state.iteration >= batch.total_iterations:
+        return []
+    return [
+        f"resume: steps take {size} samples from here on, otherwise than before: the run ends with step "
+        f"{batch.total_iterations} after {batch.total_samples} samples."
     ]
 
 

@@ -143,7 +143,7 @@ def _train_in(folder: RunFolder, run: OpenRun, started: float) -> dict[str, Any]
         memory_history(config.logging, run.device, run.groups.rank),
         closing(batches),
     ):
-        together(run.groups.control, lambda: _write_config(folder, config) if leads else None)
+        together(run.groups.control, lambda: _begin_files(folder, config) if leads else None)
         profiling = Profiling(run, folder, step, ledger)
         actions = RunActions(run, folder, ledger, display, writer, profiling)
         outcome = train(state, step, batches, actions.in_order(), stop, total, profiling.wanted)
@@ -192,9 +192,12 @@ def _summary_of_old(path: Path) -> dict[str, Any]:
         ) from error
 
 
-def _write_config(folder: RunFolder, config: RunConfig) -> None:
+def _begin_files(folder: RunFolder, config: RunConfig) -> None:
+    """The configuration of now; the summary of what ended earlier is none of a run that goes on."""
     with os_errors_as(TrainingError, folder.config, "write"):
         write_text_atomic(folder.config, to_toml(config))
+    with os_errors_as(TrainingError, folder.summary, "remove"):
+        folder.summary.unlink(missing_ok=True)
 
 
 def _tell_nobody(signal_name: str) -> None:

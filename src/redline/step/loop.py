@@ -22,16 +22,19 @@ class Action:
 
     Attributes:
         at_end: do it also after the last step, however the run ends.
+        at_finish: do it also after the last step of a run that was not cut short.
     """
 
     name: str
     every: int | None
     run: Callable[[StepOutcome], object]
     at_end: bool = False
+    at_finish: bool = False
 
-    def is_due(self, iteration: int, ends: bool) -> bool:
-        """Whether to run after step `iteration`."""
-        return (ends and self.at_end) or bool(self.every and iteration % self.every == 0)
+    def is_due(self, iteration: int, end: str | None) -> bool:
+        """Whether to run after step `iteration`, with which the run ends, or goes on (None)."""
+        last = (end is not None and self.at_end) or (end == FINISHED and self.at_finish)
+        return last or bool(self.every and iteration % self.every == 0)
 
 
 Step = Callable[[Sequence[Microbatch]], StepOutcome]
@@ -111,7 +114,9 @@ def _turn(
     waited_s = time.perf_counter() - started
     outcome = replace(step(microbatches), wait_s=waited_s)
     reason = FINISHED if state.iteration >= total_iterations else stop.reason(state.iteration)
-    for action in actions:
-        if action.is_due(state.iteration, reason is not None):
+    cut_short = reason not in (None, FINISHED)
+    # Whoever stops a run may not wait: what does not belong to its end comes last then.
+    for action in sorted(actions, key=lambda action: cut_short and action.at_finish):
+        if action.is_due(state.iteration, reason):
             action.run(outcome)
     return reason

@@ -20,6 +20,7 @@ def cross_entropy_reference(
 
     The z-loss part of them is added to `z_total`, where there is one.
     """
+    labels_T = labels_T.long()
     active_T = takes_part(labels_T, weights_T)
     x_TV = logits_TV[:, : spec.vocab_size].to(compute_dtype(logits_TV))  # the padding is cut off
     x_TV = torch.where(active_T[:, None], x_TV, 0.0)  # a NaN of an ignored token stops here, both ways
@@ -41,6 +42,7 @@ def statistics_reference(
     logits_TV: Tensor, labels_T: Tensor, weights_T: Tensor | None, spec: LossSpec, vocab_start: int
 ) -> Tensor:
     """[4, T] of one shard: max, sum of exp(x - max), label logit (0 if elsewhere), sum of logits."""
+    labels_T = labels_T.long()
     columns = logits_TV.shape[1]
     num_local = spec.columns_of(vocab_start, columns)
     x_TV = logits_TV[:, :num_local].to(compute_dtype(logits_TV))

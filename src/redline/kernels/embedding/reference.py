@@ -9,6 +9,7 @@ from torch import Tensor
 
 def lookup_reference(ids: Tensor, weight_VH: Tensor, vocab_start: int, vocab_size: int) -> Tensor:
     """Rows of the weight, [..., H]: 0 where another rank holds the row, NaN where the vocabulary does not."""
+    ids = ids.long()
     local = ids - vocab_start
     here = (local >= 0) & (local < weight_VH.shape[0])
     known = (ids >= 0) & (ids < vocab_size)

@@ -27,7 +27,7 @@ def rotary_reference(
     """
     S, half = x_SBND.shape[0], cos_PR.shape[1]
     cos, sin = (
-        table[:S, None, None] if positions_SB is None else table[positions_SB][:, :, None]
+        table[:S, None, None] if positions_SB is None else table[positions_SB.long()][:, :, None]
         for table in (cos_PR, sin_PR)
     )
     if inverse:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from redline.ledger import perplexity
 from redline.report.html.runs import RunData
 from redline.report.html.values import mapping, number
 from redline.units import format_bytes, format_duration, format_flops_per_s
@@ -124,7 +124,7 @@ def _loss(run: RunData, key: str, label: str, recorded: Sequence[Any]) -> Figure
     value = stated if stated is not None else values[-1] if values else None
     if value is None:
         return Figure(key, label, None, "n/a", "none recorded", -1)
-    note = f"nats a token; perplexity {math.exp(min(20.0, value)):.4g}"
+    note = f"nats a token; perplexity {perplexity(value):.4g}"
     unigram = number(run.summary.get("unigram_loss"))
     if key == "valid_loss" and unigram is not None:
         note += f"; unigram model {unigram:.4f}"
