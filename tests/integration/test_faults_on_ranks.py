@@ -43,7 +43,7 @@ def opened(values: dict[str, Any], environment: Environment, attempt: int = 0) -
 
 
 def save(run: OpenRun, folder: Path) -> None:
-    values = checkpoint_values(run.config, run.plan, run.schedules, run.state)
+    values = checkpoint_values(run.config, run.plan, run.schedules, run.state, {})
     group = run.groups.control.handle
     save_checkpoint(folder, run.state.iteration, run.state.tensors(), values, group=group)
 

@@ -202,7 +202,7 @@ def test_a_checkpoint_of_shards_holds_the_bits_of_every_layout(tmp_path: Path) -
             if load is None:
                 take_steps(run, 2)
             found, group = state_of(run), run.groups.control.handle
-            values_ = checkpoint_values(run.config, run.plan, run.schedules, run.state)
+            values_ = checkpoint_values(run.config, run.plan, run.schedules, run.state, {})
             save_checkpoint(save, 2, run.state.tensors(), values_, group=group)
             return found
 

@@ -89,6 +89,19 @@ def test_resumes_with_another_batch(train: Any, batch: int, steps: int) -> None:
     assert [record["lr"] for record in again.records()] == [record["lr"] for record in whole.records()]
 
 
+@pytest.mark.parametrize("loader", ["single", "cyclic"])
+def test_another_order_of_samples_is_said(train: Any, loader: str) -> None:
+    """More epochs shuffle all samples anew: what was seen may come again."""
+    few = f"--split 998,1,1 --seq-length 1024 --dataloader-type {loader} --eval-iters 0"
+    train("run", f"{few} --exit-interval 2")
+    within = train("run", f"{few} --load run --train-iters 100 --exit-interval 3")
+    assert "another order" not in within.output  # 400 samples of the 500 that an epoch has
+    beyond = train("run", f"{few} --load run --train-iters 400 --exit-interval 4")
+    assert "come in another order" in beyond.output
+    seeded = train("run", f"{few} --load run --train-iters 400 --seed 3 --exit-interval 5")
+    assert "come in another order" in seeded.output
+
+
 def test_what_ends_early_has_a_line_of_its_last_steps_and_no_evaluation(train: Any) -> None:
     run = train("run", "--log-interval 4 --exit-interval 5")
     assert "iteration        4/" in run.output and "iteration        5/" in run.output

@@ -15,7 +15,7 @@ from redline.files import os_errors_as
 from redline.formulas.flops import CONVENTIONS, Attended, Convention, TokenFlops, flops_per_packed_token
 from redline.ledger import Ledger, StepRecord, ValidRecord, mfu
 from redline.model import Fp8Gemms
-from redline.run.batches import eval_batches
+from redline.run.batches import eval_batches, mark_data
 from redline.run.display import Display
 from redline.run.folder import RunFolder
 from redline.run.fp8 import Fp8Watch
@@ -216,11 +216,12 @@ class RunActions:
 
     def _save(self) -> None:
         run, state, options = self.run, self.run.state, self.run.config.checkpoint
+        seen = mark_data(run.splits.train, state.consumed_samples)
         report = save_checkpoint(
             self.folder.checkpoints,
             state.iteration,
             state.tensors(moments=options.save_optim),
-            checkpoint_values(run.config, run.plan, run.schedules, state),
+            checkpoint_values(run.config, run.plan, run.schedules, state, seen),
             keep=options.keep_checkpoints,
             writer=self._writer,
             group=run.groups.control.handle,

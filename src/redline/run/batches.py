@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+import hashlib
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from typing import Any
 
 from redline.data import Microbatch, Source, prefetch
+from redline.errors import DataError
 from redline.plan import BatchSchedule
+
+MARKED_SAMPLES = 8
 
 
 def step_batches(
@@ -53,3 +58,30 @@ def eval_batches(
     )
     with prefetch(source, places, num_workers=num_workers) as microbatches:
         yield from microbatches
+
+
+def mark_data(source: Source, consumed_samples: int) -> dict[str, Any]:
+    """What a run has seen, by some of its samples: where they stand in its order, and what they hold.
+
+    Of a cyclic source they lie in the last epoch's length: the order of an epoch is made as a whole.
+    """
+    span = min(consumed_samples, len(source))
+    places = [consumed_samples - 1 - number * span // MARKED_SAMPLES for number in range(MARKED_SAMPLES)]
+    return {"places": places, "digest": _digest(source, places)} if span else {}
+
+
+def is_other_data(source: Source, mark: Mapping[str, Any]) -> bool:
+    """Whether a run that goes on from a checkpoint has another order of samples than `mark_data` saw."""
+    if not mark:  # of an earlier release, or before the first step
+        return False
+    try:
+        return bool(_digest(source, mark["places"]) != mark["digest"])
+    except DataError:  # fewer samples than that
+        return True
+
+
+def _digest(source: Source, places: Sequence[int]) -> str:
+    found = hashlib.blake2b(digest_size=16)
+    for place in places:
+        found.update(source.batch(place, 1).tokens_BS.numpy().tobytes())
+    return found.hexdigest()

@@ -57,6 +57,7 @@ from redline.run.resume import (
     find_start,
     fp8_changes,
     other_batches,
+    other_data,
     restore,
     resumed_schedules,
     with_checkpoint_shape,
@@ -234,7 +235,9 @@ def open_run(parsed: Parsed, environment: Environment, say: Say) -> OpenRun:
             group=groups.control.handle,
         )
         schedules, lines = resumed_schedules(config, plan.schedule, start)
-        _say_start(config, start, state, [*other_batches(plan.batch, state), *lines], say)
+        if groups.rank == 0:
+            lines = [*other_batches(plan.batch, state), *other_data(splits.train, start), *lines]
+        _say_start(config, start, state, lines, say)
     compiled, compile_choices = _compiled(config, state, device, environment, say)
     meter.forget_peak()
     choices = (*device_choices, *communication, *backend, *plan.choices, *assembly.choices, *compile_choices)

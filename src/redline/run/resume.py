@@ -12,6 +12,7 @@ import torch.distributed as dist
 from redline.checkpoint import compare_values, find_iteration, find_latest, load_checkpoint, read_values
 from redline.config import CheckpointConfig, RunConfig, from_dict, to_dict, value_of, with_values
 from redline.config.model import SHAPE_FIELDS
+from redline.data import Source
 from redline.errors import CheckpointError
 from redline.formulas.shape import ModelShape
 from redline.plan import (
@@ -24,6 +25,7 @@ from redline.plan import (
     Segment,
     WeightDecaySchedule,
 )
+from redline.run.batches import is_other_data
 from redline.run.folder import checkpoint_root, goes_on
 from redline.step import TrainState, returned_in
 
@@ -201,10 +203,19 @@ def model_values(shape: ModelShape) -> dict[str, Any]:
 
 
 def checkpoint_values(
-    config: RunConfig, plan: Plan, schedules: ScheduleSpec, state: TrainState
+    config: RunConfig,
+    plan: Plan,
+    schedules: ScheduleSpec,
+    state: TrainState,
+    data: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Everything a checkpoint holds beside tensors."""
+    """Everything a checkpoint holds beside tensors.
+
+    Args:
+        data: what `mark_data` says of the samples so far.
+    """
     return {
+        "data": data,
         "batches": [list(astuple(each)) for each in plan.batch.until(state.iteration)],
         "config": _as_json(to_dict(config)),
         "model": model_values(plan.shape),
@@ -243,6 +254,17 @@ def other_batches(batch: BatchSchedule, state: TrainState) -> list[str]:
     return [
         f"resume: steps take {size} samples from here on, otherwise than before: the run ends with step "
         f"{batch.total_iterations} after {batch.total_samples} samples."
+    ]
+
+
+def other_data(source: Source, start: Start) -> list[str]:
+    """What to say where the samples come in another order than in the checkpoint's run."""
+    if start.weights_only or not is_other_data(source, start.values.get("data", {})):
+        return []
+    return [
+        "resume: the samples come in another order than in the checkpoint's run, so some that it has seen "
+        "may come again and others never. Other data, seeds, splits, sequence lengths and numbers of epochs "
+        "have other orders."
     ]
 
 
