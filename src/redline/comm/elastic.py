@@ -27,25 +27,12 @@ def launch(words: Sequence[str], *, nproc_per_node: int, max_restarts: int) -> i
     Raises: RedlineError that names the rank that failed first; ConfigError where it could not obey.
     """
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     # What it logs of a failure, the error below says.
     for name in ("multiprocessing.api", "agent.server.api"):
         logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.CRITICAL)
-
-    def failed_first(rank: int, failure: ProcessFailure) -> RedlineError:
-        code = failure.exitcode
-        obeyed = code != ConfigError.exit_code
-        tries = f" in {max_restarts + 1} attempts" if max_restarts else ""
-        return (TrainingError if obeyed else ConfigError)(
-            f"rank {rank} of {nproc_per_node} failed first: its process {failure.pid} ended "
-            f"{f'by signal {-code}' if code < 0 else f'with code {code}'}{tries}.",
-            why="what it said stands above; the other ranks cannot go on without it and were ended.",
-            mend="mend that and start again; a run with a checkpoint goes on with --load and --save."
-            if obeyed
-            else "mend that and start again.",
-        )
 
     with tempfile.TemporaryDirectory(prefix="redline-ranks-") as folder:
         os.environ[LAUNCHER_DIR] = folder
@@ -62,13 +49,27 @@ def launch(words: Sequence[str], *, nproc_per_node: int, max_restarts: int) -> i
         try:
             elastic_launch(config, sys.executable)("-m", "redline", *words)
         except ChildFailedError as failed:
-            raise failed_first(*failed.get_first_failure()) from None
+            rank, failure = failed.get_first_failure()
+            tries = f" in {max_restarts + 1} attempts" if max_restarts else ""
+            first = f"rank {rank} of {nproc_per_node} failed first: its process {failure.pid} ended "
+            raise _failure(first, failure.exitcode, tries) from None
         except SignalException as stopped:
             ended = [_word(folder, rank).exists() for rank in range(nproc_per_node)]
             return 0 if all(ended) else 128 + signal.Signals(stopped.sigval).value
         finally:
             del os.environ[LAUNCHER_DIR]
     return 0
+
+
+def _failure(first: str, code: int, tries: str) -> RedlineError:
+    """What one process would have ended with: the kind of error that its exit code says."""
+    kind: type[RedlineError] = TrainingError
+    mend = "mend that and start again; a run with a checkpoint goes on with --load and --save."
+    if code == ConfigError.exit_code:
+        kind, mend = ConfigError, "mend that and start again."
+    how = f"by signal {-code}" if code < 0 else f"with code {code}"
+    why = "what it said stands above; the other ranks cannot go on without it and were ended."
+    return kind(f"{first}{how}{tries}.", why, mend)
 
 
 def ended_well(environment: Environment) -> None:
