@@ -1,6 +1,7 @@
 """A run of a few steps, profiled, and the page that is made of it."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,12 @@ def test_the_page_of_a_real_run(tmp_path: Path) -> None:
         ["train", *words, "--eval-interval", "4", "--save", str(folder), "--save-interval", "4"],
         ["report", str(folder), "--price-per-gpu-hour", "3"],
     ):
-        subprocess.run([sys.executable, "-m", "redline", *command], check=True, capture_output=True)
+        subprocess.run(
+            [sys.executable, "-m", "redline", *command],
+            check=True,
+            capture_output=True,
+            env={**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")},
+        )
     page = (folder / "report.html").read_text()
 
     def shown(value: float) -> bool:
