@@ -98,6 +98,7 @@ def _read_bash(path: Path, set_values: Mapping[str, str]) -> Launch:
     source, text = source_of_file(path)
     pinned = {name.removeprefix("$").strip("{}"): value for name, value in set_values.items()}
     notes = Notes(pinned, path)
+    notes.look_at_line_ends(path, text)
     shell = read_program(source, notes)
     candidates = _candidates(notes, shell)
     if not candidates:
@@ -123,7 +124,7 @@ def _read_bash(path: Path, set_values: Mapping[str, str]) -> Launch:
     open_fields = {use.field for use in best.flags.uses if use.field and best.flags.doubts.get(use.flag)}
     open_fields -= set(best.flags.layer.values)
     config, stated, problems = finish(best.flags.layer, open_fields, own=is_redline(best.entry))
-    problems += _unused(pinned, notes)
+    problems += [*_unused(pinned, notes), *_line_ends(notes)]
     return Launch(
         "bash",
         path,
@@ -218,6 +219,19 @@ def _unused(pinned: Mapping[str, str], notes: Notes) -> list[Problem]:
         )
         for name, value in pinned.items()
         if name not in notes.asked
+    ]
+
+
+def _line_ends(notes: Notes) -> list[Problem]:
+    return [
+        Problem(
+            "unix-line-ends",
+            f"the lines of {path} end in CR LF.",
+            "bash ends a line at LF alone: the CR is a part of the last word, and a backslash before it "
+            "continues no command.",
+            f"write it with LF line ends, for example by `dos2unix {path.name}`.",
+        )
+        for path in notes.returns
     ]
 
 
