@@ -83,6 +83,8 @@ def test_exit_codes(capsys: Any, script: Path, tmp_path: Path) -> None:
     assert refused.value.exit_code == 2
     with pytest.raises(RedlineError, match="data sheet"):
         main([str(script), "--gpu", "h9000"])
+    with pytest.raises(RedlineError, match=r"a\.sh is one word too many"):
+        main([str(script), "a.sh"])
     with pytest.raises(RedlineError, match="no option --frobnicate") as refused:
         main(["--frobnicate"])
     assert refused.value.exit_code == 2
@@ -249,6 +251,56 @@ def test_run_folder(capsys: Any, tmp_path: Path) -> None:
     assert "every 10" in by_id["RL702"]["evidence"] and by_id["RL701"]["gain"]["step_time"] > 0.5
 
 
+OWN_VOCAB = "num_layers = 4\nhidden_size = 512\nnum_attention_heads = 8\n[train]\nseq_length = 512\n"
+
+
+def run_folder(folder: Path, options: str, summary: dict[str, Any]) -> Path:
+    steps = [{"kind": "step", "step": number, "step_time_s": 1.0, "mfu": 0.06} for number in range(1, 9)]
+    (folder / METRICS_FILE).write_text("".join(json.dumps(each) + "\n" for each in steps))
+    (folder / "config.toml").write_text(options)
+    (folder / "summary.json").write_text(json.dumps({"hardware": {"name": "NVIDIA H200"}, **summary}))
+    return folder
+
+
+@pytest.mark.parametrize("preset", ["", 'preset = "demo"\n'])
+def test_a_run_is_predicted_as_it_was(capsys: Any, tmp_path: Path, preset: str) -> None:
+    """Its vocabulary as it recorded it, and all its ranks; what is not recorded is assumed, and said."""
+    options = f'data_path = "mine_text_document"\n[model]\n{preset}{OWN_VOCAB}'
+    folder = run_folder(tmp_path, options, {"world_size": 4})
+    unknown = document(capsys, str(folder))
+    assert [each["name"] for each in unknown["assumptions"]] == ["vocab_size"]
+    assert unknown["facts"]["world_size"] == 4
+    checkpoint = folder / "checkpoints" / "iter_0000008"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "values.json").write_text('{"model": {"vocab_size": 300}}')
+    recorded = document(capsys, str(folder))
+    assert recorded["assumptions"] == []
+    run_folder(folder, f"vocab_size = 300\n{options}", {"world_size": 4})
+    stated = document(capsys, str(folder))
+    assert recorded["verdict"]["memory_bytes"] == stated["verdict"]["memory_bytes"]
+    assert unknown["verdict"]["memory_bytes"] > recorded["verdict"]["memory_bytes"] + (1 << 29)
+
+
+def test_a_broken_summary_is_named(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, f"[model]\n{OWN_VOCAB}", {})
+    (folder / "summary.json").write_text("{\n")
+    with pytest.raises(UsageError, match=r"summary\.json cannot be read: Expecting"):
+        main([str(folder)])
+
+
+@pytest.mark.parametrize("text", ["", "[train]\ntrain_iters = 3\n"])
+def test_a_file_without_a_model_is_the_demo(capsys: Any, tmp_path: Path, text: str) -> None:
+    """As `redline train` takes it, with the vocabulary of the demo's corpus."""
+    path = tmp_path / "run.toml"
+    path.write_text(text)
+    assert main([str(path), "--gpu", "h100"]) == 0
+    capsys.readouterr()
+    found = document(capsys, str(path), "--gpu", "h100")
+    assert found["facts"]["hidden_size"] == 192 and found["assumptions"] == []
+    path.write_text("[model]\nnum_layers = 4\n")
+    assert main([str(path), "--gpu", "h100"]) == 1
+
+
 def test_quick_and_without_torch(tmp_path: Path) -> None:
     """A script of 500 lines in under a second, start included (the best of three on a busy machine)."""
     long = tmp_path / "long.sh"
@@ -288,6 +340,9 @@ def test_lines_hang_on_a_terminal_and_stay_whole_in_a_file(script: Path) -> None
     joined = re.sub(r"\s+", " ", " ".join(lines))
     assert re.sub(r"\s+", " ", whole.getvalue()).strip() == joined.strip()
     assert max(map(len, whole.getvalue().splitlines())) > 100
+    narrow = io.StringIO()
+    print_report(Console(file=narrow, width=20), diagnosis, [], "en", "x")
+    assert narrow.getvalue() == whole.getvalue()
 
 
 def case_of_path(path: Path) -> Case:

@@ -34,6 +34,12 @@ def test_flags_count(capsys):
     assert large["micro_batch_size"] == large["global_batch_size"] == 2
 
 
+def test_the_last_of_several_devices_counts(capsys):
+    words = ["--preset", "gpt2-124m", "--gpu", "h200", "--gpus=2", "--gpu=a100", "--gpus", "1"]
+    found = document(capsys, *words)
+    assert found["hardware"]["name"] == "A100 SXM 80GB" and found["ranks"]["total"] == 1
+
+
 def test_an_option_given_twice_is_said(capsys):
     assert (
         main(["--preset", "gpt2-124m", "--gpu", "l4", "--num-layers", "2", "--num-layers", "3", "--json"])
@@ -62,7 +68,11 @@ def test_help(capsys):
     [
         (["--num-layers", "2", "--hidden-size", "64", "--num-attention-heads", "4"], "vocabulary-stated"),
         (["--preset", "llama3-8b", "--gpu", "h1000"], "no data sheet"),
-        (["--preset", "llama3-8b", "--gpu"], "--gpu needs a value"),
+        (["--preset", "llama3-8b", "--gpu"], "write for example --gpu h100"),
+        (["--preset", "llama3-8b", "--gpus"], "write for example --gpus 64"),
+        (["--preset", "llama3-8b", "--against", "--json"], "write for example --against runs/mine"),
+        (["--preset", "llama3-8b", "--gpu", "--gpus", "4"], "--gpu needs a value"),
+        (["--preset", "demo", "--data-path", "mine_text_document"], "vocabulary-stated"),
         (["--preset", "llama3-8b", "--gpus", "3", "--tensor-model-parallel-size", "2"], "ranks-arranged"),
         (["--preset", "llama3-8b", "--no-such-flag"], "--no-such-flag"),
     ],
@@ -163,6 +173,63 @@ def test_against_a_run_alone_reads_its_options(capsys, tmp_path):
     assert found["against"]["predicted_over_measured"] == 1 and found["hardware"]["name"] == "H200 SXM"
     assert main(["--against", str(tmp_path)]) == 0
     assert "the run itself predicted" in capsys.readouterr().out
+
+
+SMALL = "[model]\nnum_layers = 2\nhidden_size = 32\nnum_attention_heads = 2\n[train]\nseq_length = 64\n"
+SMALL_WORDS = "--num-layers 2 --hidden-size 32 --num-attention-heads 2 --seq-length 64"
+
+
+def run_of_300_tokens(folder, options=SMALL):
+    """A run's folder whose vocabulary only its summary tells, by the number of parameters."""
+    wanted = 64 * 32 + 300 * 32 + 2 * (12 * 32 * 32 + 13 * 32) + 2 * 32  # positions, tokens, layers, norm
+    summary = {"parameters": wanted, "hardware": {"name": "NVIDIA H200", "kind": "cuda"}}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    (folder / "config.toml").write_text(options)
+    return wanted
+
+
+@pytest.mark.parametrize("preset", ["", 'preset = "demo"\n'])
+def test_against_a_run_alone_takes_its_own_vocabulary(capsys, tmp_path, preset):
+    """That of the tokenizer beside its data, by parameters or a checkpoint: not refused, nor the demo's."""
+    rest = (
+        "group_query_attention = false\nactivation_func = 'gelu-tanh'\nnormalization = 'LayerNorm'\n"
+        "position_embedding_type = 'learned_absolute'\nadd_bias_linear = true\nffn_hidden_size = 128\n"
+    )
+    options = SMALL.replace("[model]\n", f"[model]\n{preset}{rest}")
+    wanted = run_of_300_tokens(tmp_path, options)
+    found = document(capsys, "--against", str(tmp_path))
+    assert found["model"]["vocab_size"] == 300 and found["parameters"]["total"] == wanted
+    checkpoint = tmp_path / "checkpoints" / "iter_0000004"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "values.json").write_text('{"model": {"vocab_size": 301}}')
+    assert document(capsys, "--against", str(tmp_path))["model"]["vocab_size"] == 301
+
+
+def test_an_option_beside_a_run_acts_on_top_of_its_own(capsys, tmp_path):
+    """Its model, device and vocabulary stay; a --preset or a file is a configuration of its own."""
+    run_of_300_tokens(tmp_path)
+    against = ["--against", str(tmp_path)]
+    found = document(capsys, *against, "--micro-batch-size", "3")
+    assert found["micro_batch_size"] == 3 and found["model"]["hidden"] == 32
+    assert found["hardware"]["name"] == "H200 SXM" and found["model"]["vocab_size"] == 300
+    assert document(capsys, *against, "--vocab-size", "500")["model"]["vocab_size"] == 500
+    assert document(capsys, *against, "--device", "cpu")["hardware"]["kind"] == "cpu"
+    assert document(capsys, *against, "--preset", "gpt2-124m")["model"]["hidden"] == 768
+
+
+def test_a_run_that_does_not_tell_its_model_is_refused(capsys, tmp_path):
+    """No vocabulary recorded, or no options left: said, and what the user states himself is taken."""
+    against = ["--against", str(tmp_path)]
+    wanted = run_of_300_tokens(tmp_path)
+    (tmp_path / "summary.json").write_text(json.dumps({"parameters": wanted + 1}))
+    with pytest.raises(ConfigError, match="vocabulary is not recorded"):
+        main(against)
+    assert document(capsys, *against, "--vocab-size", "300")["parameters"]["total"] == wanted
+    (tmp_path / "config.toml").unlink()
+    with pytest.raises(ConfigError, match=r"own options are not known: there is no .*config\.toml"):
+        main([*against, "--micro-batch-size", "2"])
+    stated = document(capsys, *against, *SMALL_WORDS.split(), "--vocab-size", "300")
+    assert stated["parameters"]["total"] == wanted
 
 
 def test_against_a_run_on_several_ranks_counts_its_shards(capsys, tmp_path):

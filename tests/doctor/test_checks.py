@@ -210,6 +210,10 @@ def test_cut_off_flags(tmp_path: Path) -> None:
     assert (finding.id, finding.severity) == ("RL605", "error") and finding.evidence.startswith("--bf16 ")
     assert finding.line == text[: text.index(line)].count("\n") + 2
     assert broken.now is not None and broken.now.step_s == whole.now.step_s
+    windows = diagnose(case_of(tmp_path, text.replace("\n", "\r\n")))
+    found = {finding.id: finding for finding in windows.findings}
+    assert found["RL605"].evidence.startswith("--") and "end in CR LF" in found["RL603"].evidence
+    assert "dos2unix" in found["RL603"].mend
     assert facts_of(broken.case)["precision"] == "fp32"  # as it stands
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,25 @@ WRITERS = {
     "jsonl.gz": lambda folder: write_lines(folder / "a.jsonl.gz"),
     "parquet": lambda folder: write_table(folder / "a.parquet"),
 }
+
+
+def test_a_run_is_predicted_again_with_the_vocabulary_that_its_data_brought(
+    redline: Any, fit: Any, prepared: str
+) -> None:
+    """`memory --against` says what the run itself said, by its checkpoint, and by its parameters alone."""
+    run = fit("run", f"--data-path {prepared} --split 90,10,0")
+    for _ in "checkpoint", "parameters":
+        code, text, _ = redline(f"memory --against {run.folder} --json")
+        found = json.loads(text)
+        assert code == 0 and found["model"]["vocab_size"] == 300
+        assert found["memory"]["total"] == run.summary["predicted_memory"]["total"]
+        assert found["against"]["parameters"] == found["parameters"]["total"]
+        shutil.rmtree(run.folder / "checkpoints", ignore_errors=True)
+    code, text, _ = redline(f"memory --against {run.folder} --micro-batch-size 4 --json")
+    found = json.loads(text)
+    assert (found["micro_batch_size"], found["parameters"]["total"]) == (4, run.summary["parameters"])
+    code, text, _ = redline(f"doctor {run.folder} --json")
+    assert "vocab_size" not in [each["name"] for each in json.loads(text)["assumptions"]]
 
 
 def test_every_format_gives_the_same_training(redline: Any, fit: Any, tmp_path: Path) -> None:

@@ -255,6 +255,14 @@ def test_the_command_reads_a_run_and_its_trace_alike(train: Any, redline: Any) -
     trace = run.folder / "trace-rank0-step4-5.json.gz"
     code, _, err = redline(f"ledger {trace} --gpu h200 --dtype int3")
     assert code == 2 and "--dtype int3" in err
+    for source in trace, run.folder:  # a CPU has no data sheet, and the run's own ledger another peak
+        code, _, err = redline(f"ledger {source} --dtype fp32")
+        assert code == 2 and "--dtype fp32: there is no data sheet of the trace's device" in err
+    code, text, _ = redline(f"ledger {run.folder} --gpu h200 --dtype fp8 --json")
+    reference = json.loads(text)["reference"]
+    assert (reference["dtype"], reference["peak_flops_per_s"]) == ("fp8", pytest.approx(1978.9e12, rel=1e-3))
+    code, text, _ = redline(f"ledger {trace} --peak 1e11 --dtype fp32 --json")
+    assert code == 0 and json.loads(text)["reference"]["dtype"] == "fp32"
     code, text, _ = redline(f"ledger {trace} {trace} --json")  # both say rank 0: taken as ranks 0 and 1
     assert code == 0 and [rank["rank"] for rank in json.loads(text)["ranks"]] == [0, 1]
     code, text, _ = redline(f"ledger {run.folder / 'trace-rank0-step4-5.json.gz'} --peak 1e11 --json")

@@ -83,6 +83,23 @@ def test_a_line_cut_by_a_crash_is_no_record_and_does_not_spoil_the_next(tmp_path
     assert [entry["step"] for entry in read_metrics(path)] == [1, 3]
 
 
+@pytest.mark.parametrize(
+    "damage", [b"nonsense", b"nonsense\n", b"\x80\xff\n\x01", b"[1]\n", b'{"cut\n{"step": 2}\n']
+)
+def test_what_no_run_wrote_is_an_error(tmp_path, record, damage):
+    """A crash cuts a record short at the end of the file, and nowhere else."""
+    with open_ledger(tmp_path) as ledger:
+        ledger.record(record(1))
+    path = tmp_path / METRICS_FILE
+    whole = path.read_bytes()
+    path.write_bytes(whole + damage)
+    with pytest.raises(ValueError, match="line 2 is no record"):
+        read_metrics(path)
+    for cut in b"", b'{"kind', b"\0" * 9:
+        path.write_bytes(whole + cut)
+        assert len(read_metrics(path)) == 1
+
+
 def test_a_full_disk_is_one_error(record, tmp_path):
     with open_ledger(tmp_path) as ledger:
         ledger._metrics.close()

@@ -76,7 +76,7 @@ def odd_memory(folder: Path) -> None:
     [
         (lambda f: (f / METRICS_FILE).unlink(), "holds no metrics.jsonl", 2),
         (lambda f: (f / METRICS_FILE).write_text("{}\n"), "holds no step", 1),
-        (lambda f: (f / METRICS_FILE).write_bytes(b"\xff\xfe\n"), "holds no step", 1),
+        (lambda f: (f / METRICS_FILE).write_bytes(b"\xff\xfe\n"), "its line 1 is no record", 1),
         (lambda f: (f / "summary.json").write_text("{"), "summary.json cannot be read", 1),
         (lambda f: (f / "summary.json").write_text("[]"), "holds a list, not an object", 1),
         (lambda f: (f / "summary.json").write_bytes(b"\xff"), "summary.json cannot be read", 1),
@@ -87,6 +87,13 @@ def odd_memory(folder: Path) -> None:
         ),
         (lambda f: (f / "summary.json").write_text('{"mfu": 0.5}'), "its mfu is no object", 1),
         (lambda f: odd_memory(f), "metrics.jsonl cannot be read: its values are not a run's", 1),
+        (lambda f: (f / "fp8.jsonl").write_text("no records\n"), "fp8.jsonl cannot be read: its line 1", 1),
+        (lambda f: (f / "fp8.jsonl").write_bytes(bytes(range(1, 9))), "fp8.jsonl cannot be read", 1),
+        (
+            lambda f: (f / "metrics.jsonl").write_text("{}\nx\n"),
+            "metrics.jsonl cannot be read: its line 2",
+            1,
+        ),
         (lambda f: (f / "config.toml").write_text("[model"), "config.toml cannot be read", 1),
         (lambda f: (f / "ledger.json").write_text("{}"), "ledger.json is no account", 1),
         (lambda f: (f / "ledger.json").write_text('{"version": 99}'), "its version is 99", 1),

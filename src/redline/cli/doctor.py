@@ -38,6 +38,7 @@ from redline.errors import ConfigError, DataError, UsageError
 from redline.files import os_errors_as, write_json_atomic, write_text_atomic
 from redline.hardware import SHEETS, Hardware, glance, hardware_named, read_links
 from redline.hardware.links import FILE as LINKS_FILE
+from redline.ledger import recorded_vocab_size, stated_vocab_size
 from redline.plan.cost_setup import Dialect, effective
 
 if TYPE_CHECKING:
@@ -159,6 +160,7 @@ def _case(asked: Any) -> tuple[Case, list[dict[str, Any]], str]:
         raise UsageError(error.what, error.why, error.mend) from error
     if run is not None:
         launch = _as_it_ran(launch, run)
+    launch = _with_vocabulary(launch, run)
     dialect = _dialect(launch)
     assumed: list[dict[str, Any]] = []
     hardware = _named(asked.gpu) if asked.gpu else _seen(machine) or _named_or_none(run.gpu if run else None)
@@ -166,14 +168,14 @@ def _case(asked: Any) -> tuple[Case, list[dict[str, Any]], str]:
     if hardware is None and run is None:
         hardware = hardware_named(ASSUMED_GPU)
         assumed.append(_assumption("gpu", "--gpu", asked.lang))
-    world_size = asked.gpus or launch.world_size or _ranks(launch)
+    world_size = asked.gpus or launch.world_size or _ranks(launch) or (run.ranks if run else None)
     if world_size is None:
         p = launch.config.parallel
         world_size = p.tensor_model_parallel_size * p.pipeline_model_parallel_size * p.context_parallel_size
         if dialect == "megatron":
             assumed.append(_assumption("gpus", "--gpus", asked.lang))
     model = launch.config.model
-    if model.vocab_size is None and model.padded_vocab_size is None and model.preset is None:
+    if model.vocab_size is None and model.padded_vocab_size is None:
         assumed.append(_assumption("vocab_size", "--vocab-size", asked.lang))
     environment = {name: str(value) for name, (value, _) in launch.environment.items() if value is not None}
     case = Case(
@@ -201,6 +203,14 @@ def _as_it_ran(launch: Launch, run: RunRecord) -> Launch:
     return replace(launch, config=with_values(launch.config, values))
 
 
+def _with_vocabulary(launch: Launch, run: RunRecord | None) -> Launch:
+    """The launch with the size of the vocabulary where it is known: as the run recorded it, or the demo's."""
+    config = launch.config
+    size = None if run is None else recorded_vocab_size(launch.path, config, run.parameters)
+    size = size or stated_vocab_size(config)
+    return replace(launch, config=with_values(config, {"vocab_size": size}))
+
+
 def _assumption(name: str, flag: str, lang: str) -> dict[str, Any]:
     why = f"{phrases(lang)[f'assumed_{name}']} ({flag})"
     return {"name": name, "why": why, "file": None, "line": None, "used_by": [], "choices": []}
@@ -217,8 +227,7 @@ def _settings(words: Sequence[str]) -> Mapping[str, str]:
 
 
 def _dialect(launch: Launch) -> Dialect:
-    own = launch.kind in ("toml", "run-folder") or "redline" in str(launch.entry or "").lower()
-    return "redline" if own else "megatron"
+    return "redline" if launch.of_redline else "megatron"
 
 
 def _ranks(launch: Launch) -> int | None:

@@ -39,6 +39,7 @@ examples:
   redline ledger trace.json --peak 989.5e12 --model-flops 1.1e15 --json"""
 
 TRACES = ("trace*.json", "trace*.json.gz", "*.pt.trace.json", "*.pt.trace.json.gz")
+DTYPE = "bf16"  # whose peak counts where --dtype does not say
 STEP = re.compile(r"step(\d+)")
 
 
@@ -51,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--operators", type=at_least(0), default=20, metavar="N", help="rows of that table")
     parser.add_argument("--peak", type=float, metavar="X", help="dense FLOP/s of one device")
     parser.add_argument("--gpu", metavar="NAME", help="take peak and bandwidth from its data sheet")
-    parser.add_argument("--dtype", default="bf16", metavar="NAME", help="whose peak (default: bf16)")
+    parser.add_argument("--dtype", default="", metavar="NAME", help=f"whose peak (default: {DTYPE})")
     parser.add_argument("--model-flops", type=float, metavar="X", help="of one step on one rank")
     args, words = parser.parse_known_args(list(argv))
     if not args.paths:
@@ -78,7 +79,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _account(paths: Sequence[Path], stated: Reference, gpu: str | None, words: Sequence[str]) -> StepAccount:
-    says_nothing = stated.peak_flops_per_s is None and stated.model_flops is None and not gpu and not words
+    says_nothing = stated == Reference() and not gpu and not words
     if len(paths) == 1 and paths[0].name == LEDGER_FILE and says_nothing:
         return read_account(paths[0])
     if len(paths) == 1 and paths[0].is_dir():
@@ -116,20 +117,34 @@ def traces_in(folder: Path) -> list[Path]:
 
 def _reference(trace: Trace, stated: Reference, gpu: str | None, words: Sequence[str]) -> Reference:
     hardware = _hardware(trace, gpu)
-    reference = replace(stated, device=trace.device_name, kind="cuda" if trace.device else "cpu")
+    dtype = stated.dtype or DTYPE
+    kind = "cuda" if trace.device else "cpu"
+    reference = replace(stated, device=trace.device_name, kind=kind, dtype=dtype)
     if hardware is not None:
-        peak = hardware.peak(stated.dtype)
         reference = replace(reference, bandwidth_bytes_per_s=hardware.bandwidth_bytes_per_s)
-        if gpu and peak is None and stated.peak_flops_per_s is None:
-            raise UsageError(
-                f"--dtype {stated.dtype}: the data sheet of {hardware.name} has no such rate.",
-                mend=f"take one of {', '.join(hardware.peak_flops)}, or state its FLOP/s with --peak.",
-            )
-        if stated.peak_flops_per_s is None and peak is not None:
+    if stated.peak_flops_per_s is None:
+        peak = hardware.peak(dtype) if hardware is not None else None
+        if peak is None and (gpu or stated.dtype):
+            raise _no_peak(dtype, hardware)
+        if hardware is not None and peak is not None:
             reference = replace(reference, peak_flops_per_s=peak, peak_source=hardware.peak_source)
     if words and stated.model_flops is None:
         reference = _with_model(reference, trace, words)
     return reference
+
+
+def _no_peak(dtype: str, hardware: Hardware | None) -> UsageError:
+    """The error for a rate that was asked for and is not known."""
+    if hardware is None:
+        return UsageError(
+            f"--dtype {dtype}: there is no data sheet of the trace's device.",
+            why="it names the rate of the data sheet that is the peak.",
+            mend="state the device with --gpu, or the peak in FLOP/s with --peak.",
+        )
+    return UsageError(
+        f"--dtype {dtype}: the data sheet of {hardware.name} has no such rate.",
+        mend=f"take one of {', '.join(hardware.peak_flops)}, or state its FLOP/s with --peak.",
+    )
 
 
 def _hardware(trace: Trace, gpu: str | None) -> Hardware | None:

@@ -9,8 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from redline.cli.memory_against import open_against
 from redline.config import (
-    DEMO_VOCAB_SIZE,
     InvalidConfigError,
     Parsed,
     Problem,
@@ -19,9 +19,9 @@ from redline.config import (
     with_values,
 )
 from redline.config.layers import found
+from redline.config.parse import is_flag
 from redline.config.waits import CONTEXT_PARALLEL, EXPERT_PARALLEL, FSDP, MOE, PIPELINE_PARALLEL
 from redline.errors import ConfigError
-from redline.files import os_errors_as
 from redline.formulas.activations import Held
 from redline.formulas.megatron import (
     MegatronLayout,
@@ -31,7 +31,7 @@ from redline.formulas.megatron import (
 )
 from redline.formulas.memory import activation_table
 from redline.hardware import SHEETS, Hardware, detect_cpu, glance, hardware_named, usable_memory
-from redline.ledger import read_memory_summary
+from redline.ledger import stated_vocab_size
 from redline.plan import Plan, make_plan
 from redline.plan.cost_memory import stage_memories
 from redline.plan.cost_setup import setup_of
@@ -42,6 +42,7 @@ from redline.units import format_bytes, format_count
 # What the cost model plans stage by stage, though `redline train` does not take it.
 LAYOUTS = {each.rule for each in (PIPELINE_PARALLEL, CONTEXT_PARALLEL, EXPERT_PARALLEL, MOE, FSDP)}
 
+EXAMPLES = {"--gpu": "--gpu h100", "--gpus": "--gpus 64", "--against": "--against runs/mine"}
 USAGE = """\
 usage: redline memory [CONFIG.toml] [--flags of redline train] [--gpu NAME] [--gpus N] [--tensors]
                       [--against RUN_DIR] [--json]
@@ -52,7 +53,8 @@ by part. Nothing is allocated, and neither torch nor a GPU is needed.
   --gpu NAME   the device to plan for, for example h100, a100, rtx4090 (default: this machine's)
   --gpus N     ranks in all, over which --use-distributed-optimizer shards (default: as many as tp takes, or
                the run's of --against); a layout that redline train does not take is planned by pipeline stage
-  --against D  put the peak that the run in D measured beside the prediction; alone, of that run's options
+  --against D  put the peak that the run in D measured beside the prediction: of that run's options and those
+               given on top, or of those given alone where they are a --preset or a CONFIG.toml
   --tensors    also list every tensor that is kept from the forward for the backward pass
   --json       print one JSON document
 
@@ -71,22 +73,23 @@ def main(argv: Sequence[str]) -> int:
     as_json, tensors = _take_switch(words, "--json"), _take_switch(words, "--tensors")
     gpu, against = _take_value(words, "--gpu"), _take_value(words, "--against")
     gpus = _number(_take_value(words, "--gpus"))
-    run = None if against is None else _run_summary(Path(against))
-    if run is not None and against is not None and not words:
-        words, gpu = _options_of(Path(against)), gpu or _device_of(run)
-    parsed = parse_args(words, training=False)
+    run = None if against is None else open_against(Path(against), words)
+    parsed = parse_args(words if run is None else run.words, training=False)
     for notice in parsed.notices:
         print(notice, file=sys.stderr)
     config = parsed.config
     layouts = _refused_layouts(parsed, gpus)
-    hardware = _hardware(config, gpu)
+    ran_on = None if run is None or gpu is not None else run.device(config)
+    hardware = ran_on or _hardware(config, gpu)
     if layouts and gpus is not None:
         _refuse_beside_stages(config, layouts, {"--tensors": tensors, "--against": run is not None})
         return _stages(config, gpus, hardware, as_json)
-    ranks = gpus or (run or {}).get("world_size") or _fewest_ranks(config)
+    ranks = gpus or (run and run.ranks) or _fewest_ranks(config)
+    vocab_size = (run and run.vocab_size(config)) or _vocab_size(config)
     config = _with_length(config)
-    plan = make_plan(config, hardware, _vocab_size(config), ranks)
-    host = usable_memory() if gpu is None else None  # of another machine it is not known
+    plan = make_plan(config, hardware, vocab_size, ranks)
+    elsewhere = gpu is not None or (ran_on is not None and ran_on.kind != "cpu")
+    host = None if elsewhere else usable_memory()  # of another machine it is not known
     lighter = None  # what would make it fit, where it does not
     if plan.memory.reserved > hardware.memory_bytes:
         each = None if host is None else host // ranks_of_a_host(plan, hardware)
@@ -96,12 +99,12 @@ def main(argv: Sequence[str]) -> int:
         if lighter is not None:
             report["lighter"] = [asdict(change) for change in lighter]
         if run is not None:
-            report["against"] = comparison(plan, run)
+            report["against"] = run.comparison(plan)
         print(json.dumps(report, indent=2, allow_nan=False))
     else:
         _print(plan, hardware, host, tensors, lighter)
         if run is not None:
-            _print_against(plan, run)
+            run.print(plan)
     return 0
 
 
@@ -141,66 +144,6 @@ def _fewest_ranks(config: RunConfig) -> int:
     return p.tensor_model_parallel_size * p.pipeline_model_parallel_size * p.context_parallel_size
 
 
-def comparison(plan: Plan, run: Mapping[str, Any]) -> dict[str, Any]:
-    """What a run measured, beside this prediction and the one it made itself."""
-    peak = run.get("measured_memory_bytes")
-    return {
-        "run": run["name"],
-        "parameters": run.get("parameters"),
-        "measured_peak_bytes": peak,
-        "measured": run.get("measured_memory"),
-        "measure": run.get("memory_measure"),
-        "measured_after_forward": run.get("measured_after_forward"),
-        "measured_activations": run.get("measured_activations"),
-        "predicted_by_the_run": (run.get("predicted_memory") or {}).get("total"),
-        "predicted_over_measured": plan.memory.total / peak if peak else None,
-    }
-
-
-def _run_summary(folder: Path) -> dict[str, Any]:
-    """The summary of a finished run."""
-    path = folder / "summary.json" if folder.is_dir() else folder
-    try:
-        with os_errors_as(ConfigError, path, "read"):
-            return {"name": path.parent.name, **read_memory_summary(path)}
-    except ValueError as exc:
-        raise ConfigError(
-            f"--against {path}: this is no summary of a run: {exc}.",
-            why="what a run measured stands in the summary.json that it left; this one is damaged.",
-            mend="name the folder of another run.",
-        ) from exc
-
-
-def _options_of(folder: Path) -> list[str]:
-    """The command line that stands for the options of a run: the file that it left beside its summary."""
-    path = (folder if folder.is_dir() else folder.parent) / "config.toml"
-    return [str(path)] if path.is_file() else []
-
-
-def _device_of(run: Mapping[str, Any]) -> str | None:
-    """The name of the device that a run ran on, if it has a data sheet."""
-    name = (run.get("hardware") or {}).get("name")
-    return name if isinstance(name, str) and hardware_named(name) is not None else None
-
-
-def _print_against(plan: Plan, run: Mapping[str, Any]) -> None:
-    from redline.cli.console import ReportConsole
-    from redline.report.text import memory_table
-
-    peak = run.get("measured_memory_bytes")
-    found = (run.get(f"measured_{name}") for name in ("memory_bytes", "after_forward", "activations"))
-    table = memory_table(plan.memory.as_dict(), run.get("measured_memory"), *found)
-    table.title = f"against the run {run['name']}"
-    if run.get("parameters") not in (None, plan.parameters.total):
-        table.add_row("another model: parameters", f"{plan.parameters.total:,}", f"{run['parameters']:,}")
-    if peak:
-        table.add_row("predicted / measured", f"{plan.memory.total / peak:.3f}", "")
-    itself = (run.get("predicted_memory") or {}).get("total")
-    if itself and itself != plan.memory.total:
-        table.add_row("the run itself predicted", format_bytes(itself), "")
-    ReportConsole().print(table)
-
-
 def _stages(config: RunConfig, gpus: int, hardware: Hardware, as_json: bool) -> int:
     """Memory of each pipeline stage's fullest rank on `gpus` ranks, by the cost model."""
     setup = setup_of(config, gpus, vocab_size=_vocab_size(config))
@@ -225,7 +168,7 @@ def _stages(config: RunConfig, gpus: int, hardware: Hardware, as_json: bool) -> 
 def _number(text: str | None) -> int | None:
     if text is None:
         return None
-    if not text.isdigit() or not int(text):
+    if not text.isdecimal() or not int(text):
         raise ConfigError(f"--gpus {text} is no number of devices.", mend="write for example --gpus 64.")
     return int(text)
 
@@ -273,16 +216,17 @@ def _take_switch(words: list[str], name: str) -> bool:
 
 
 def _take_value(words: list[str], name: str) -> str | None:
-    """Remove `name VALUE` or `name=VALUE` from the words."""
-    for place, word in enumerate(words):
-        if word.startswith(f"{name}="):
-            return words.pop(place).partition("=")[2]
-        if word == name:
-            if place + 1 == len(words):
-                raise ConfigError(f"{name} needs a value.", mend=f"write for example {name} h100.")
-            del words[place]
-            return words.pop(place)
-    return None
+    """Remove every `name VALUE` and `name=VALUE` from the words; the last one counts, as of any flag."""
+    value = None
+    while (
+        place := next((at for at, word in enumerate(words) if word.partition("=")[0] == name), None)
+    ) is not None:
+        _, joined, value = words.pop(place).partition("=")
+        if not joined:
+            if place == len(words) or is_flag(words[place]):
+                raise ConfigError(f"{name} needs a value.", mend=f"write for example {EXAMPLES[name]}.")
+            value = words.pop(place)
+    return value
 
 
 def _hardware(config: RunConfig, gpu: str | None) -> Hardware:
@@ -299,10 +243,8 @@ def _hardware(config: RunConfig, gpu: str | None) -> Hardware:
 
 
 def _vocab_size(config: RunConfig) -> int:
-    if config.model.vocab_size is not None:
-        return config.model.vocab_size
-    if config.model.preset == "demo":
-        return DEMO_VOCAB_SIZE
+    if (size := stated_vocab_size(config)) is not None:
+        return size
     raise InvalidConfigError(
         [
             Problem(

@@ -33,13 +33,19 @@ class Parser(argparse.ArgumentParser):
         """The options. Raises: UsageError."""
         args, unknown = self.parse_known_args(words)
         if unknown:
-            flag = unknown[0].partition("=")[0]
-            known = nearest(flag, (name for name in self._option_string_actions if name.startswith("--")))
-            raise UsageError(
-                f"{self.prog} has no option {flag}.",
-                mend=f"did you mean {known}?" if known else f"see `{self.prog} --help`.",
-            )
+            raise self._not_taken(unknown[0])
         return args
+
+    def _not_taken(self, word: str) -> UsageError:
+        """The error for a word that stands for nothing."""
+        see = f"see `{self.prog} --help`."
+        flag = word.partition("=")[0]
+        if not flag.startswith("-"):
+            return UsageError(f"{self.prog}: {word} is one word too many.", mend=f"leave it out, or {see}")
+        known = nearest(flag, (name for name in self._option_string_actions if name.startswith("--")))
+        return UsageError(
+            f"{self.prog} has no option {flag}.", mend=f"did you mean {known}?" if known else see
+        )
 
 
 def at_least(least: int) -> Callable[[str], int]:

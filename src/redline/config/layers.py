@@ -92,9 +92,7 @@ def resolve(file: Layer, flags: Layer, *, training: bool = True) -> Parsed:
     Raises: InvalidConfigError with everything that is wrong.
     """
     stated = file.values | flags.values
-    preset = stated.get("preset")
-    if preset is None and not stated.get("use_checkpoint_args") and not stated.keys() & set(REQUIRED_FIELDS):
-        preset = DEMO
+    preset = preset_of(stated)
     problems = [*file.problems, *flags.problems, *_shape_problems(preset, stated)]
     preset_values = {"preset": preset, **PRESETS.get(preset, {})} if preset else {}
     config = with_values(RunConfig(), merge(preset_values, file.values, flags.values))
@@ -103,6 +101,13 @@ def resolve(file: Layer, flags: Layer, *, training: bool = True) -> Parsed:
         problems += found(config, problems, explicit=explicit, training=training)
     raise_problems(problems)
     return Parsed(config, explicit, (*file.notices(), *flags.notices()))
+
+
+def preset_of(stated: Mapping[str, Any]) -> str | None:
+    """The preset that is stated, else the demo where nothing says which model is meant."""
+    chosen = stated.keys() & set(REQUIRED_FIELDS) or stated.get("use_checkpoint_args")
+    preset: str | None = stated.get("preset")
+    return DEMO if preset is None and not chosen else preset
 
 
 def _shape_problems(preset: str | None, stated: Mapping[str, Any]) -> list[Problem]:

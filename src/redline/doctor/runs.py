@@ -25,7 +25,8 @@ class RunRecord:
         steps: recorded ones; step_s and mfu are medians without warm-up.
         slow_steps: numbers of steps far above the median; lost_share is the time they lost.
         slow_period: their distance, where it is regular.
-        gpu: the device's name.
+        gpu: the device's name; ranks is how many trained together.
+        parameters: of the model, its vocabulary at its true size.
         choices: what ran in place of every `auto`.
         on_cpu: a CPU has no data sheet; nothing is predicted of it.
         losses: what costs time in the ledger, the largest first; none where no step was profiled. ledger_mfu
@@ -43,6 +44,8 @@ class RunRecord:
     memory_bytes: int | None = None
     predicted_memory: int | None = None
     gpu: str | None = None
+    ranks: int | None = None
+    parameters: int | None = None
     outcome: str = ""
     choices: Mapping[str, str] = field(default_factory=dict)
     on_cpu: bool = False
@@ -58,24 +61,42 @@ class RunRecord:
 def read_run(folder: Path) -> RunRecord:
     """The record of a run folder.
 
-    Raises: DataError when there are no metrics to read.
+    Raises: DataError when there are no metrics to read, or a file that is there cannot be read.
     """
-    path = folder / METRICS_FILE
     try:
-        records = [record for record in read_metrics(path) if record.get("kind") == "step"]
-        summary = read_summary(folder / "summary.json") if (folder / "summary.json").exists() else {}
-    except (OSError, ValueError) as exc:
+        records = [each for each in read_metrics(folder / METRICS_FILE) if each.get("kind") == "step"]
+    except FileNotFoundError as exc:
         raise DataError(
-            f"{folder} is not a run's folder: {exc}.",
+            f"{folder} is not a run's folder: it holds no {METRICS_FILE}.",
             why="a run leaves metrics.jsonl, config.toml and summary.json there.",
             mend="name the folder that --save named, or a launch script.",
         ) from exc
+    except (OSError, ValueError) as exc:
+        raise _unreadable(folder / METRICS_FILE, exc) from exc
+    summary = _summary(folder / "summary.json")
     ledger = folder / LEDGER_FILE
     if not ledger.exists():
         return record_of(records, summary)
     account = read_account(ledger)
     losses = sorted((loss for loss in account.losses if loss.share > 0), key=lambda loss: -loss.share)
     return replace(record_of(records, summary), losses=tuple(losses), ledger_mfu=account.mfu)
+
+
+def _summary(path: Path) -> Mapping[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        return read_summary(path)
+    except (OSError, ValueError) as exc:
+        raise _unreadable(path, exc) from exc
+
+
+def _unreadable(path: Path, reason: Exception) -> DataError:
+    return DataError(
+        f"{path} cannot be read: {reason}.",
+        why="what a run did is taken from it as it was written.",
+        mend="restore the file, or name another run.",
+    )
 
 
 def record_of(records: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> RunRecord:
@@ -107,10 +128,16 @@ def record_of(records: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) 
         memory_bytes=measured or None,
         predicted_memory=(summary.get("predicted_memory") or {}).get("total"),
         gpu=(summary.get("hardware") or {}).get("name"),
+        ranks=_whole(summary.get("world_size")),
+        parameters=_whole(summary.get("parameters")),
         outcome=str(summary.get("outcome") or ""),
         choices={str(each["what"]): str(each["ran"]) for each in summary.get("choices") or ()},
         on_cpu=(summary.get("hardware") or {}).get("kind") == "cpu",
     )
+
+
+def _whole(value: Any) -> int | None:
+    return value if type(value) is int and value > 0 else None
 
 
 def _period(steps: Sequence[int]) -> int | None:

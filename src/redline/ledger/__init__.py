@@ -23,6 +23,7 @@ from redline.ledger.ranks import join_ranks
 from redline.ledger.skew import Skew
 from redline.ledger.statistics import RunStatistics
 from redline.ledger.summary import RunSummary, read_memory_summary, read_summary, write_summary
+from redline.ledger.vocabulary import recorded_vocab_size, stated_vocab_size
 
 __all__ = [
     "CAUSES",
@@ -52,6 +53,8 @@ __all__ = [
     "read_memory_summary",
     "read_metrics",
     "read_summary",
+    "recorded_vocab_size",
+    "stated_vocab_size",
     "write_account",
     "write_summary",
 ]

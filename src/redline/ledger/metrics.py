@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from io import FileIO
 from pathlib import Path
@@ -16,6 +16,8 @@ from typing import Any, BinaryIO
 
 from redline.errors import TrainingError
 from redline.files import os_errors_as, write_atomic
+
+CUT = b"{\0"  # how a line begins that a crash cut short, or of which only the length reached the disk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,22 +140,34 @@ def append_record(handle: FileIO, record: Mapping[str, Any]) -> None:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """All whole records of the file, in order."""
-    return [record for _, record in _records(path)]
+    """All whole records of the file, in order.
 
-
-def _records(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    Raises: OSError; ValueError when it holds what no run writes. Only its last line can be cut short.
+    """
+    records = []
     with open(path, "rb") as handle:
-        for line in handle:
-            try:
-                record = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(record, dict) and line.endswith(b"\n"):
-                yield line, record
+        for number, line in enumerate(handle, 1):
+            record = _whole(line)
+            if record is not None:
+                records.append(record)
+            elif line.endswith(b"\n") or line[:1] not in CUT:
+                raise ValueError(f"its line {number} is no record")
+    return records
+
+
+def _whole(line: bytes) -> dict[str, Any] | None:
+    """The record of a line; None where it is none, or has no end."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) and line.endswith(b"\n") else None
 
 
 def _copy_records(path: Path, target: BinaryIO, last_step: int) -> None:
-    for line, record in _records(path):
-        if record.get("step", 0) <= last_step:
-            target.write(line)
+    """The records up to a step; a line that is none goes, whatever broke it."""
+    with open(path, "rb") as handle:
+        for line in handle:
+            record = _whole(line)
+            if record is not None and record.get("step", 0) <= last_step:
+                target.write(line)

@@ -96,18 +96,20 @@ def print_report(
         _print_machine(console, diagnosis.case.machine, say)
     console.print()
     if diagnosis.findings:
-        console.print(f"[bold]{say['findings']}[/bold]")
+        _print_line(console, say["findings"], 0, "bold")
     else:
-        console.print(say["none_found"])
+        _print_line(console, say["none_found"], 0)
     for finding in diagnosis.findings:
         _print_finding(console, finding, say)
     report = document(diagnosis, assumed)
     if report["assumptions"]:
-        console.print(f"\n[bold]{say['assumptions']}[/bold]")
+        console.print()
+        _print_line(console, say["assumptions"], 0, "bold")
         for each in report["assumptions"]:
             _print_line(console, _assumption_line(each), 2)
     if report["unknown_flags"]:
-        console.print(f"\n[bold]{say['unknown']}[/bold]")
+        console.print()
+        _print_line(console, say["unknown"], 0, "bold")
         for each in report["unknown_flags"]:
             near = f" ({each['nearest']}?)" if each["nearest"] else ""
             _print_line(console, f"{each['file']}:{each['line']} {each['flag']}{near}", 2)
@@ -118,7 +120,7 @@ def _print_losses(console: Console, diagnosis: Diagnosis, say: Any) -> None:
     for place, (loss, share, checks) in enumerate(explained(diagnosis)):
         if place == 0:
             console.print()
-            _print_text(console, Text(say["losses"], style="bold"), 0, 2)
+            _print_line(console, say["losses"], 0, "bold")
         account = say[f"account_{loss.account}"]
         cause = say.get(f"cause_{loss.key}", loss.cause)
         line = f"{share:6.1%}  {cause} ({account}): {' '.join(checks) or say['no_check']}"
@@ -248,7 +250,7 @@ def gain_text(finding: Finding, say: Any) -> str:
 
 
 def _print_machine(console: Console, machine: Machine, say: Any) -> None:
-    console.print(f"[bold]{say['machine']}[/bold]")
+    _print_line(console, say["machine"], 0, "bold")
     for line in machine_lines(machine, say):
         _print_line(console, line, 2)
 

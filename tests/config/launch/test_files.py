@@ -63,6 +63,28 @@ def test_toml_of_a_preset(tmp_path: Path) -> None:
     assert not launch.problems
 
 
+def test_a_toml_without_a_model_is_the_demo(tmp_path: Path) -> None:
+    """As `redline train` takes it; a part of a shape is no model."""
+    path = tmp_path / "run.toml"
+    path.write_text("[train]\ntrain_iters = 3\n")
+    launch = read_launch(path)
+    assert value_of(launch.config, "preset") == "demo" and value_of(launch.config, "hidden_size") == 192
+    assert launch.stated == {"train_iters"} and not launch.problems
+    path.write_text("[model]\nnum_layers = 3\n")
+    assert [problem.rule for problem in read_launch(path).problems] == ["shape-stated"]
+
+
+@pytest.mark.parametrize(
+    ("program", "rules"), [("-m redline train", []), ("pretrain_gpt.py", ["shape-stated"])]
+)
+def test_only_redline_has_a_demo(tmp_path: Path, program: str, rules: list[str]) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(f"python {program} --train-iters 3\n")
+    assert [problem.rule for problem in read_launch(script).problems] == rules
+    script.write_text(f"python {program} --num-layers $L --hidden-size 64 --num-attention-heads 4\n")
+    assert value_of(read_launch(script).config, "preset") is None
+
+
 def test_no_toml_is_a_config_error(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text("= = =")

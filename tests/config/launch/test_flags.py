@@ -345,13 +345,28 @@ def test_recompute_of_2021_is_full(script: Path) -> None:
 
 
 def test_windows_line_ends(script: Path) -> None:
+    """Read as they are meant where bash gets that far, and said: the CR is a part of the last word."""
     script.write_bytes(
-        f"TP=2\r\ntorchrun pretrain_gpt.py {SHAPE} \\\r\n --tensor-model-parallel-size $TP\r\n".encode()
+        f"TP=2\r\ntorchrun pretrain_gpt.py {SHAPE} --tensor-model-parallel-size $TP\r\n".encode()
     )
     launch = read_launch(script)
     assert value_of(launch.config, "tensor_model_parallel_size") == 2
-    assert launch.flags[-1].line == 3
+    assert launch.flags[-1].line == 2
     assert "\r\n" in launch.text
+    assert "CR LF" in problems(launch)["unix-line-ends"]
+
+
+def test_windows_line_ends_continue_no_command(script: Path) -> None:
+    """As bash has it (`--tensor-model-parallel-size: command not found`), in a sourced file too."""
+    sourced = script.with_name("more.sh")
+    command = f"torchrun pretrain_gpt.py {SHAPE} \\\r\n --tensor-model-parallel-size 2\r\n".encode()
+    for path, content in (script, command), (sourced, command):
+        path.write_bytes(content)
+        launch = read_launch(script)
+        assert value_of(launch.config, "tensor_model_parallel_size") == 1
+        (use,) = launch.cut_off
+        assert (use.flag, use.file, use.line) == ("--tensor-model-parallel-size", path, 2)
+        script.write_text("source more.sh\n")
 
 
 def test_text_is_what_stands_in_the_file(script: Path) -> None:

@@ -122,7 +122,9 @@ def source_of_file(path: Path) -> tuple[Source, str]:
             "name the launch script, a TOML or YAML config, or a run's folder.",
         )
     text = data.decode("utf-8", "surrogateescape")
-    return Source(path, data.replace(b"\r\n", b"\n")), text
+    # To bash a CR is a character like others: a backslash before it quotes it, and the line ends.
+    data = data.replace(b"\\\r\n", b"\\ \n").replace(b"\r\n", b"\n")
+    return Source(path, data), text
 
 
 def read_bytes(path: Path) -> bytes:

@@ -89,8 +89,18 @@ class Launch:
     cut_off: tuple[FlagUse, ...] = ()
 
     @property
+    def of_redline(self) -> bool:
+        """Whether `redline train` is what it starts, so that its defaults hold."""
+        return self.kind in ("toml", "run-folder") or is_redline(self.entry)
+
+    @property
     def open_fields(self) -> frozenset[str]:
         """Fields that a flag may set, to a value that is not known: neither stated nor at their default."""
         open_flags = {flag for assumption in self.assumptions for flag in assumption.used_by}
         fields = {use.field for use in self.flags if use.flag in open_flags and use.field}
         return frozenset(fields - self.stated)
+
+
+def is_redline(entry: str | None) -> bool:
+    """Whether the program that a script starts is this one."""
+    return "redline" in (entry or "").lower()

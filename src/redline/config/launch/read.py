@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from redline.config.flags import to_flag
 from redline.config.launch.attribute import Attributed, attribute
 from redline.config.launch.bash import source_of_file
 from redline.config.launch.files import read_run_folder, read_toml, read_yaml, yaml_into
-from redline.config.launch.launch import Assumption, Launch
+from redline.config.launch.launch import Assumption, Launch, is_redline
 from redline.config.launch.megatron_names import NODE_KEYS, PROCESS_KEYS
 from redline.config.launch.nearby import beside
 from redline.config.launch.run import read_program
 from redline.config.launch.shell import Command, Notes, Scalar, Shell, Words
-from redline.config.launch.values import Hole, Items, Lit, Place, Text, holes, known, lit, render, split
+from redline.config.launch.values import Alt, Hole, Items, Lit, Place, Text, holes, known, lit, render, split
 from redline.config.launch.vocabulary import SETUP_FILES
 from redline.config.launch.wrappers import TRAINER, Processes, exported, find_entry, processes
-from redline.config.layers import Layer, found, merge
+from redline.config.layers import Layer, found, merge, preset_of
 from redline.config.model import REQUIRED_FIELDS
 from redline.config.presets import PRESETS
 from redline.config.problems import Problem, suggestion
@@ -41,19 +42,26 @@ def read_launch(path: Path, *, set_values: Mapping[str, str] = NO_VALUES) -> Lau
     """
     path = Path(path)
     if path.is_dir():
-        return read_run_folder(path, finish)
+        return read_run_folder(path, partial(finish, own=True))
     suffix = path.suffix.lower()
     if suffix == ".toml":
-        return read_toml(path, finish)
+        return read_toml(path, partial(finish, own=True))
     if suffix in (".yaml", ".yml"):
         return read_yaml(path, finish, set_values)
     return _read_bash(path, set_values)
 
 
-def finish(layer: Layer, open_fields: Iterable[str] = ()) -> tuple[RunConfig, frozenset[str], list[Problem]]:
-    """(config, stated fields, problems) of the values that were found; nothing is raised."""
+def finish(
+    layer: Layer, open_fields: Iterable[str] = (), *, own: bool = False
+) -> tuple[RunConfig, frozenset[str], list[Problem]]:
+    """(config, stated fields, problems) of the values that were found; nothing is raised.
+
+    Args:
+        own: they are for `redline train`, which trains the demo where no model is named.
+    """
     problems = list(layer.problems)
-    preset = layer.values.get("preset")
+    named = layer.values | dict.fromkeys(open_fields)
+    preset = preset_of(named) if own else layer.values.get("preset")
     if preset is not None and preset not in PRESETS:
         mend = suggestion(str(preset), PRESETS, f"the presets are {', '.join(PRESETS)}.")
         problems.append(
@@ -90,6 +98,7 @@ def _read_bash(path: Path, set_values: Mapping[str, str]) -> Launch:
     source, text = source_of_file(path)
     pinned = {name.removeprefix("$").strip("{}"): value for name, value in set_values.items()}
     notes = Notes(pinned, path)
+    notes.look_at_line_ends(path, text)
     shell = read_program(source, notes)
     candidates = _candidates(notes, shell)
     if not candidates:
@@ -114,8 +123,8 @@ def _read_bash(path: Path, set_values: Mapping[str, str]) -> Launch:
     ledger.rest(best.flags)
     open_fields = {use.field for use in best.flags.uses if use.field and best.flags.doubts.get(use.flag)}
     open_fields -= set(best.flags.layer.values)
-    config, stated, problems = finish(best.flags.layer, open_fields)
-    problems += _unused(pinned, notes)
+    config, stated, problems = finish(best.flags.layer, open_fields, own=is_redline(best.entry))
+    problems += [*_unused(pinned, notes), *_line_ends(notes)]
     return Launch(
         "bash",
         path,
@@ -143,6 +152,8 @@ def _candidates(notes: Notes, shell: Shell) -> list[_Candidate]:
         if entry is None:
             continue
         rest = command.items[entry[0] + 1 :]
+        if is_redline(entry[1]) and rest and not isinstance(rest[0], Alt) and render(rest[0]) == "train":
+            rest = rest[1:]  # the verb
         if rest not in seen:
             seen[rest] = attribute(rest, command.place)
         flags = seen[rest]
@@ -208,6 +219,19 @@ def _unused(pinned: Mapping[str, str], notes: Notes) -> list[Problem]:
         )
         for name, value in pinned.items()
         if name not in notes.asked
+    ]
+
+
+def _line_ends(notes: Notes) -> list[Problem]:
+    return [
+        Problem(
+            "unix-line-ends",
+            f"the lines of {path} end in CR LF.",
+            "bash ends a line at LF alone: the CR is a part of the last word, and a backslash before it "
+            "continues no command.",
+            f"write it with LF line ends, for example by `dos2unix {path.name}`.",
+        )
+        for path in notes.returns
     ]
 
 

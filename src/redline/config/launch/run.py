@@ -299,10 +299,11 @@ class Reader:
         if self.calls >= MAX_CALLS or path.resolve() in self.notes.open_files:
             return True
         try:
-            source, _ = source_of_file(path)
+            source, text = source_of_file(path)
         except DataError as exc:
             self.notes.skipped.setdefault(render(name), (place, exc.why))
             return sourced
+        self.notes.look_at_line_ends(path, text)
         shell = self.shell if sourced else self._child(args)
         kept = shell.args
         shell.args = args if args else kept

@@ -117,6 +117,7 @@ class Notes:
     skipped: dict[str, tuple[Place, str]] = field(default_factory=dict)  # sourced files that are not here
     commands: list[Command] = field(default_factory=list)
     cut_off: dict[Place, Items] = field(default_factory=dict)  # commands that are only flags
+    returns: list[Path] = field(default_factory=list)  # files whose lines end in CR LF
     directives: dict[str, tuple[str, Place]] = field(default_factory=dict)  # #SBATCH options
     open_files: list[Path] = field(default_factory=list)  # scripts being read, innermost last
 
@@ -129,6 +130,11 @@ class Notes:
         if self.steps > MAX_STEPS:
             self.stopped = self.stopped or place
             raise StopError
+
+    def look_at_line_ends(self, path: Path, text: str) -> None:
+        """Remember a file whose lines end as bash does not take them."""
+        if "\r\n" in text and path not in self.returns:
+            self.returns.append(path)
 
     def compare(self, names: tuple[str, ...], literal: str, place: Place) -> None:
         """Remember that a condition compares something decided by `names` with `literal`."""

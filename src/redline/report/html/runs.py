@@ -200,10 +200,11 @@ def _checkpoints(folder: Path, options: Mapping[str, Any], first: int, last: int
 
 
 def _unreadable(path: Path, reason: object) -> DataError:
+    without = "" if path.name == METRICS_FILE else ", or move it away to make the report without it"
     return DataError(
         f"{path} cannot be read: {reason}.",
         why="the report states its numbers as they were written.",
-        mend="restore the file, or move it away to make the report without it.",
+        mend=f"restore the file{without}.",
     )
 
 
