@@ -24,7 +24,14 @@ CHOICES = {
 }
 
 
-@pytest.mark.parametrize("model", [DROPOUT, LLAMA], ids=["dropout", "llama"])
+# What normalises q and k behind attention adds up gradients in the order of their strides.
+L2 = (
+    "--hidden-size 128 --hidden-dropout 0 --attention-dropout 0 --qk-l2-norm --window-size 3 0 "
+    "--micro-batch-size 1 --log-num-zeros-in-grad"
+)
+
+
+@pytest.mark.parametrize("model", [DROPOUT, LLAMA, L2], ids=["dropout", "llama", "l2"])
 def test_a_run_is_the_same_bit_for_bit(train: Any, model: str) -> None:
     """B029: five steps of two microbatches each, dropout included; losses, weights, moments, resume."""
     whole = train("whole", f"{model} --train-iters 5")

@@ -19,7 +19,7 @@ backward graph, just before what reads them and as far as it is read.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -48,14 +48,35 @@ class CheckpointFn(torch.autograd.Function):
         first, *others = ctx.saved_tensors
         if ctx.spread is not None:
             first = all_gather(first, ctx.spread)[: ctx.size.numel()].view(ctx.size)
-        inputs = [
-            saved.detach().requires_grad_(needed)
-            for saved, needed in zip((first, *others), ctx.needs_input_grad[2:], strict=True)
-        ]
+        caught: list[Tensor | None] = [None] * (1 + len(others))
         with torch.enable_grad():
+            inputs = [
+                CaughtFn.apply(saved.detach().requires_grad_(), caught, place) if needed else saved
+                for place, (saved, needed) in enumerate(
+                    zip((first, *others), ctx.needs_input_grad[2:], strict=True)
+                )
+            ]
             edge = get_gradient_edge(ctx.run(*inputs))  # the output itself is of no use
         torch.autograd.backward((edge,), (dy,))
-        return None, None, *(each.grad for each in inputs)
+        return None, None, *caught
+
+
+class CaughtFn(torch.autograd.Function):
+    """x, whose gradient is left in `caught` as it comes.
+
+    A leaf would copy it into strides of its own, and what sums it up behind would round otherwise.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, caught: list[Tensor | None], place: int) -> Tensor:
+        ctx.caught, ctx.place = caught, place
+        return x.view_as(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dx: Tensor) -> tuple[None, None, None]:
+        ctx.caught[ctx.place] = dx
+        return None, None, None
 
 
 def _own_share(x: Tensor, group: Group) -> Tensor:
@@ -97,23 +118,22 @@ def _repeated(run: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
 class _Again:
     """The second making of a tensor: its input, and where its gradient enters."""
 
-    x: Tensor | None = None
+    caught: list[Tensor | None] = field(default_factory=list)
     edge: GradientEdge | None = None
 
     def make(self, make: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         """Run `make` recorded; the result itself is not held here."""
-        self.x = x.detach().requires_grad_()
+        self.caught = [None]
         with torch.enable_grad():
-            made = make(self.x)
+            made = make(CaughtFn.apply(x.detach().requires_grad_(), self.caught, 0))
         self.edge = get_gradient_edge(made)
         return made.detach()
 
     def backward(self, gradient: Tensor) -> Tensor | None:
         """The gradient of the input, from that of what was made."""
-        assert self.x is not None and self.edge is not None
+        assert self.edge is not None
         torch.autograd.backward((self.edge,), (gradient,))
-        found = self.x.grad
-        self.x = self.edge = None
+        found, self.edge = self.caught.pop(), None
         return found
 
 
