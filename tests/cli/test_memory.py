@@ -27,6 +27,18 @@ def test_document(capsys):
     assert by_tensor == sum(saved)
 
 
+def test_megatrons_report_is_of_a_rank_of_the_same_launch(capsys):
+    llama = ("--preset", "llama3-8b", "--gpu", "h100")
+    one = document(capsys, *llama)["megatron"]
+    split = ("--tensor-model-parallel-size", "8", "--sequence-parallel", "--gpus", "16")
+    ranks = document(capsys, *llama, *split, "--use-distributed-optimizer")["megatron"]
+    assert ranks["flops_per_step"] > one["flops_per_step"]  # of all of them: two data-parallel ranks
+    bytes_a_parameter = 18 / (6 + 12 / 2)
+    share = one["weight_and_optimizer_bytes"] / ranks["weight_and_optimizer_bytes"]
+    assert share == pytest.approx(8 * bytes_a_parameter, rel=0.01)
+    assert ranks["activation_bytes"] < one["activation_bytes"] / 2
+
+
 def test_flags_count(capsys):
     small = document(capsys, "--preset", "llama3.2-1b", "--gpu=a100")
     large = document(capsys, "--preset", "llama3.2-1b", "--gpu=a100", "--micro-batch-size", "2")

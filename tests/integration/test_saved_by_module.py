@@ -47,6 +47,10 @@ CASES = {
     "gpt, a unit": {
         **GPT, "recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": 1,
     },
+    "gpt, units in host memory": {
+        **GPT, "seq_length": 128, "recompute_granularity": "full", "recompute_method": "block",
+        "recompute_num_layers": 1, "cpu_offloading": True, "cpu_offloading_num_layers": 2, "num_layers": 3,
+    },
     "llama": LLAMA,
     "llama, fp32, mlp again": {**LLAMA, "bf16": False, **selective("mlp")},
     "llama, q and k normed, packed": {**LLAMA, "qk_layernorm": True, "packing": True},

@@ -74,6 +74,19 @@ def test_two_ranks(one, tmp_path: Path) -> None:
     check(one, tmp_path, 2, [*layouts, (QWEN, tp(2)), (SHARED, tp(2, **SP)), (z_loss, tp(2, **SP))])
 
 
+def test_zeros_among_gradients_are_those_of_the_model(tmp_path: Path) -> None:
+    """Rows that pad the vocabulary, more of them on two ranks, are no parameters."""
+
+    def zeros(size: int):
+        def work(environment):
+            run = open_run(parsed({**GPT, **tp(size), "log_num_zeros_in_grad": True}), environment, print)
+            return [outcome.result.num_zeros for outcome in take_steps(run, 2)]
+
+        return on_ranks(size, work)[0]
+
+    assert zeros(1) == zeros(2)
+
+
 def test_recompute(one, tmp_path: Path) -> None:
     """Collectives inside a part that runs again run again too: on all ranks alike."""
     modules = ("core_attn", "layernorm", "activation")

@@ -36,6 +36,7 @@ from redline.model import (
     check_names,
     fused_ops,
     init_tensors,
+    padding_of,
     shared_parameters,
     tensor_parallel_ops,
 )
@@ -142,7 +143,11 @@ def assemble(
         storage = buffers, ranks, recipe.compute
         fp8 = make_fp8(config, plan, model, kernels.fused, groups, device, storage)
     bits = determinism(config.train.deterministic_mode, device.type, attention_choice.ran, kernels.fused)
-    shared = SharedParameters(tp.group, shared_parameters(plan.shape, tp.rank, sequence=tp.sequence))
+    shared = SharedParameters(
+        tp.group,
+        shared_parameters(plan.shape, tp.rank, sequence=tp.sequence),
+        padding_of(buffers.parameters.items(), plan.shape, tp.rank),
+    )
     optimizer = make_optimizer(config, buffers, recipe, kernels.fused, shared, ranks)
     choices = (*kernels.choices, attention_choice, *kept_choices, *tp_choices, bits)
     return Assembly(plan, model, optimizer, fp8, recipe, choices)

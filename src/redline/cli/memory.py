@@ -197,9 +197,15 @@ def document(plan: Plan, hardware: Hardware, tensors: bool = False) -> dict[str,
 
 
 def megatron_estimate(plan: Plan) -> dict[str, float]:
-    """What Megatron-LM's own report says of the same model on one device."""
-    layout = MegatronLayout()
+    """What Megatron-LM's own report says of a rank of the same launch."""
     batch = plan.microbatch
+    layout = MegatronLayout(
+        tp=plan.grid.tp,
+        dp=plan.grid.dp,
+        distributed_optimizer=plan.data_parallel.sharded,
+        sequence_parallel=batch.sequence,
+        selective_recompute="core_attn" in batch.recompute.modules,
+    )
     return {
         "flops_per_step": megatron_flops_per_step(plan.shape, plan.seq_length, plan.batch.final_batch_size),
         "weight_and_optimizer_bytes": megatron_weight_and_optimizer_bytes(plan.shape, layout),

@@ -143,6 +143,15 @@ def shared_parameters(shape: ModelShape, rank: TpRank, *, sequence: bool) -> dic
     return found
 
 
+def padding_of(parameters: Iterable[tuple[str, Tensor]], shape: ModelShape, rank: TpRank) -> dict[str, int]:
+    """By name, elements of a parameter that belong to no logical tensor; those without are left out."""
+    found = {
+        name: parameter.numel() - sum(part.held.numel for part in parts_of(name, shape, rank))
+        for name, parameter in parameters
+    }
+    return {name: count for name, count in found.items() if count}
+
+
 def check_names(names: Iterable[str], shape: ModelShape) -> None:
     """Raises ShapeError unless the table and the model list the same parameters."""
     have, want = set(names), set(shard_table(shape))

@@ -27,10 +27,12 @@ class SharedParameters:
     Attributes:
         group: the ranks.
         shared: by parameter name; those that are not named are this rank's alone, with whole gradients.
+        padding: by parameter name, elements that belong to no logical tensor (rows that pad a vocabulary).
     """
 
     group: Group = field(default_factory=Group)
     shared: Mapping[str, Shared] = field(default_factory=dict)
+    padding: Mapping[str, int] = field(default_factory=dict)
 
     def sum_partial(self, buffers: FlatBuffers) -> None:
         """Add up the partial gradients over the ranks, in place: one all-reduce for each gradient dtype."""
@@ -81,7 +83,8 @@ class SharedParameters:
         """Gradient elements for which this rank answers, without padding."""
         views = buffers.views("main_grad")
         copies = (last - first for name in views for first, last in self._copies(name))
-        return sum(view.numel() for view in views.values()) - sum(copies)
+        padding = (self.padding.get(name, 0) for name in views)
+        return sum(view.numel() for view in views.values()) - sum(copies) - sum(padding)
 
     def total(self, numbers: Tensor) -> Tensor:
         """Numbers of this rank's part, summed over the ranks: a new tensor."""

@@ -10,8 +10,8 @@ left on any object. The forwards that a backward runs again are not looked at.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -177,12 +177,30 @@ class _Parts:
             return self._count.inside(lambda _: HEAD)
 
         self._around.module(model, forward)
+        self._around.replace(model, "_offload", self._with_units)
         self._around.module(model.embedding, self._named(EMBEDDING))
         self._around.module(model.final_norm, self._named(FINAL_NORM))
         self._around.call(model, "loss", loss)
         for block in model.layers:
             assert isinstance(block, Block)
             self._of_block(block)
+
+    def _with_units(self, offload: Call) -> Call:
+        """What moves a layer's tensors lies inside the model's region, and a unit has none of its own."""
+
+        def made(*args: Any) -> Any:
+            found = offload(*args)
+            move = found.layer
+
+            @contextmanager
+            def layer(index: int) -> Iterator[None]:
+                with move(index), self._count.inside(lambda _: UNIT):
+                    yield
+
+            found.layer = layer  # of an object that lives for one forward
+            return found
+
+        return made
 
     def _of_block(self, block: Block) -> None:
         attention, mlp = block.attention, block.mlp
