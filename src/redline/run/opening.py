@@ -186,6 +186,8 @@ def open_run(parsed: Parsed, environment: Environment, say: Say) -> OpenRun:
     hardware = detect(device.type)
 
     def planned() -> Plan:
+    for notice in vocabulary.notices:
+        say(notice)
         plan = make_plan(config, hardware, vocabulary.size, environment.world_size)
         _check_graphs(config, plan)
         return plan
