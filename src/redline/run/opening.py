@@ -196,6 +196,7 @@ def open_run(parsed: Parsed, environment: Environment, say: Say) -> OpenRun:
     _say_idle(config, plan, say)
     progress = Progress(pace=Pace(device) if config.logging.log_straggler else None)
     groups = _open_groups(config, world, plan, progress)
+    together(world.control, lambda: _check_profile(config, plan, environment.world_size))
     if device.type == "cpu" and groups.rank == 0:  # no data sheet: the peak is what a matrix product reaches
         hardware = with_measured_peak(hardware, plan.precision)
     if groups.rank == 0:
@@ -294,6 +295,25 @@ def _say_idle(config: RunConfig, plan: Plan, say: Say) -> None:
     idle = [
         known[name].flag for name in SENDING if value_of(config, name) not in (known[name].default, False)
     ]
+def _check_profile(config: RunConfig, plan: Plan, world_size: int) -> None:
+    """Steps and ranks of --profile that this run does not have."""
+    options, total = config.logging, plan.batch.total_iterations
+    if not options.profile:
+        return
+    if options.profile_step_start >= total:  # of --train-samples: a rule knows --train-iters
+        raise ConfigError(
+            f"--profile-step-start {options.profile_step_start} lies behind the last step, {total}.",
+            why="only the steps after it are profiled.",
+            mend=f"use a number below {total}, or leave --profile out.",
+        )
+    if absent := [rank for rank in options.profile_ranks if rank >= world_size]:
+        raise ConfigError(
+            f"--profile-ranks {' '.join(map(str, options.profile_ranks))}: there is no rank {absent[0]}.",
+            why=f"ranks count from 0, and the run has {world_size}.",
+            mend="name ranks of the run, or leave it out: the first is profiled.",
+        )
+
+
     if idle:
         say(f"{', '.join(idle)}: one data-parallel process sends no gradients, so there is nothing to do.")
 
