@@ -167,7 +167,9 @@ def open_run(parsed: Parsed, environment: Environment, say: Say) -> OpenRun:
     """
     raise_problems(environment.problems())
     say = say if environment.rank == 0 else _silent
-    config, start = _config_and_start(parsed, say)
+    config = parsed.config
+    for notice in (*parsed.notices, *notices(config)):
+        say(notice)
     communication = set_communication(config, environment)
     device, device_choices = open_device(
         config.runtime,
@@ -178,25 +180,26 @@ def open_run(parsed: Parsed, environment: Environment, say: Say) -> OpenRun:
     )
     _say_environment(config, environment, device, say)
     world, backend = join_ranks(config, environment, device)
+    config, start = together(world.control, lambda: _config_and_start(parsed, say))
     leads = environment.local_rank == 0  # of its machine: makes what the others then find on disk
     demo = None
     if wants_demo_corpus(config):
         demo = first_then_all(world.control, leads, lambda: demo_corpus(environment, say))
     vocabulary = together(world.control, lambda: open_vocabulary(config, data_prefixes(config, demo)))
+    for notice in vocabulary.notices:
+        say(notice)
     hardware = detect(device.type)
 
     def planned() -> Plan:
-    for notice in vocabulary.notices:
-        say(notice)
         plan = make_plan(config, hardware, vocabulary.size, environment.world_size)
         _check_graphs(config, plan)
         return plan
 
     plan = together(world.control, planned)
+    together(world.control, lambda: _check_profile(config, plan, environment.world_size))
     _say_idle(config, plan, say)
     progress = Progress(pace=Pace(device) if config.logging.log_straggler else None)
     groups = _open_groups(config, world, plan, progress)
-    together(world.control, lambda: _check_profile(config, plan, environment.world_size))
     if device.type == "cpu" and groups.rank == 0:  # no data sheet: the peak is what a matrix product reaches
         hardware = with_measured_peak(hardware, plan.precision)
     if groups.rank == 0:
@@ -227,12 +230,17 @@ def open_run(parsed: Parsed, environment: Environment, say: Say) -> OpenRun:
     state = TrainState(assembly.model, assembly.optimizer, fp8=assembly.fp8)
     schedules = plan.schedule
     if start is not None:
-        restore(
-            state,
-            start,
-            load_optim=config.checkpoint.load_optim,
-            narrower_moments=config.optim.use_precision_aware_optimizer,
-            group=groups.control.handle,
+        together(
+            groups.control,
+            partial(
+                restore,
+                state,
+                start,
+                load_optim=config.checkpoint.load_optim,
+                shape_taken=config.checkpoint.use_checkpoint_args,
+                narrower_moments=config.optim.use_precision_aware_optimizer,
+                group=groups.control.handle,
+            ),
         )
         schedules, lines = resumed_schedules(config, plan.schedule, start)
         _say_start(config, start, state, lines, say)
@@ -287,14 +295,6 @@ def _check_graphs(config: RunConfig, plan: Plan) -> None:
         )
 
 
-def _say_idle(config: RunConfig, plan: Plan, say: Say) -> None:
-    """Options of what data-parallel ranks send, where there is one."""
-    if plan.grid.dp > 1:
-        return
-    known = options_by_field()
-    idle = [
-        known[name].flag for name in SENDING if value_of(config, name) not in (known[name].default, False)
-    ]
 def _check_profile(config: RunConfig, plan: Plan, world_size: int) -> None:
     """Steps and ranks of --profile that this run does not have."""
     options, total = config.logging, plan.batch.total_iterations
@@ -314,6 +314,14 @@ def _check_profile(config: RunConfig, plan: Plan, world_size: int) -> None:
         )
 
 
+def _say_idle(config: RunConfig, plan: Plan, say: Say) -> None:
+    """Options of what data-parallel ranks send, where there is one."""
+    if plan.grid.dp > 1:
+        return
+    known = options_by_field()
+    idle = [
+        known[name].flag for name in SENDING if value_of(config, name) not in (known[name].default, False)
+    ]
     if idle:
         say(f"{', '.join(idle)}: one data-parallel process sends no gradients, so there is nothing to do.")
 
@@ -386,8 +394,6 @@ def _introduce(plan: Plan, choices: Sequence[Choice], splits: DataSplits, say: S
 
 def _config_and_start(parsed: Parsed, say: Say) -> tuple[RunConfig, Start | None]:
     config = parsed.config
-    for notice in (*parsed.notices, *notices(config)):
-        say(notice)
     start, found = find_start(config.checkpoint)
     for line in found:
         say(line)
