@@ -71,6 +71,19 @@ def test_b100_fall_back_to_the_newest_complete_one(tmp_path: Path) -> None:
     assert all(name in str(error.value) for name in (shard.name, "values.json", "manifest.json"))
 
 
+def test_what_is_wrong_with_a_manifest_is_one_sentence(tmp_path: Path) -> None:
+    first, second = save(tmp_path, 10), save(tmp_path, 20)
+    (second / "manifest.json").unlink()
+    (notice,) = find_latest(tmp_path).notices
+    assert notice == (
+        f"cannot read {second}/manifest.json: No such file or directory; "
+        f"using {first}, the newest complete checkpoint."
+    )
+    (second / "manifest.json").write_text("{")
+    (notice,) = find_latest(tmp_path).notices
+    assert notice.startswith(f"{second}/manifest.json is damaged: it is not whole JSON (")
+
+
 def test_latest_that_is_missing_or_names_nothing(tmp_path: Path) -> None:
     folder = save(tmp_path, 10)
     for content, reason in (

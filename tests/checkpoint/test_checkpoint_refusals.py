@@ -257,4 +257,8 @@ def test_w14_differences_are_listed_field_by_field() -> None:
     ]
     assert str(differences[0]) == "model.layers: 2 in the checkpoint, 4 now"
     assert str(differences[2]) == "model.new: absent in the checkpoint, 1 now"
+    (rounded,) = compare_values({"warmup": 2.4000000000000004}, {"warmup": 2.8000000000000003})
+    assert str(rounded) == "warmup: 2.4 in the checkpoint, 2.8 now"
+    (close,) = compare_values({"lr": 0.1}, {"lr": 0.1000000001})
+    assert str(close) == "lr: 0.1 in the checkpoint, 0.1000000001 now"
     assert compare_values(now, now) == []

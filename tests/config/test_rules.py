@@ -13,6 +13,7 @@ AWARE = "--use-precision-aware-optimizer"
 FULL = "--recompute-granularity full --recompute-method block --recompute-num-layers 1"
 SHARDED = "--use-distributed-optimizer"
 BASE = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --train-iters 100"
+PROFILE = "--profile --use-pytorch-profiler"
 ROPE = "--position-embedding-type rope"
 
 WIDE_SUM = f"{SHARDED} --bf16 --grad-reduce-in-bf16 --ddp-reduce-scatter-with-fp32-accumulation"
@@ -135,6 +136,14 @@ CASES: dict[str, list[tuple[str, str]]] = {
     ],
     "gradient-dtype": [
         ("--bf16 --grad-reduce-in-bf16 --accumulate-allreduce-grads-in-fp32", "--bf16 --grad-reduce-in-bf16")
+    ],
+    "profile-window": [
+        (f"{PROFILE} {bad}", f"{PROFILE} {good}")
+        for bad, good in (
+            ("--profile-step-start 5 --profile-step-end 3", "--profile-step-start 5 --profile-step-end 6"),
+            ("--profile-step-start 12", "--profile-step-start 11"),
+            ("--train-iters 10", "--train-iters 11"),
+        )
     ],
     "source-of-weights": [("--finetune", "--finetune --load x")],
     "tp-divides-heads": [

@@ -97,6 +97,25 @@ def test_mistakes(tmp_path: Path, text: str, rule: str, said: str) -> None:
     assert said in problems(tmp_path, text)[rule]
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ('train_iters = "3"', 'train_iters = "3": the value must be a whole number. '),
+        ('[train]\ntrain_iters = "3"', 'train.train_iters = "3": the value must be a whole number. '),
+        ('bf16 = "true"', 'bf16 = "true": the value must be true or false. '),
+        (
+            'rampup_batch_size = [1, "2", 3]',
+            'rampup_batch_size = [1, "2", 3]: the value',
+        ),
+    ],
+)
+def test_a_bad_value_is_shown_as_the_file_has_it(tmp_path: Path, text: str, shown: str) -> None:
+    """Its quotes may be all that is wrong; the example is one for the file, too."""
+    said = problems(tmp_path, text)["bad-value"]
+    assert said.startswith(shown) and "--" not in said
+    assert "for example train_iters = " in said or "train_iters" not in text
+
+
 def test_a_file_that_is_no_text(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_bytes(b"\xff\xfe")

@@ -18,15 +18,17 @@ import pytest
 from pyarrow import parquet
 
 from redline.cli.data import main
+from redline.config import parse_args, with_values
 from redline.data import corpus as corpus_module
 from redline.data.corpus import find_corpus, texts_of
 from redline.data.indexed import IndexedDataset
 from redline.data.inspection import inspect
-from redline.data.origin import tokenizer_beside
+from redline.data.origin import note_fault, note_path, tokenizer_beside
 from redline.data.prepare import PrepareSpec, prepare
 from redline.data.tokenizer import ByteTokenizer, TokenizerSpec
 from redline.data.writer import IndexedWriter
 from redline.errors import ConfigError, DataError, UsageError
+from redline.run.vocabulary import open_vocabulary
 
 BYTES = TokenizerSpec(tokenizer_type="ByteTokenizer")
 
@@ -200,6 +202,18 @@ class TestBadInput:
             run(source, tmp_path / "out")
         assert files(tmp_path) == ["a.jsonl.gz"]
 
+    @pytest.mark.parametrize("name", ["a.txt.gz", "a.jsonl.gz"])
+    @pytest.mark.parametrize("content", [b"plain text", gzip.compress(b"x" * 99)[:-9]])
+    def test_what_cannot_be_decompressed_is_no_matter_of_utf8(
+        self, name: str, content: bytes, tmp_path: Path
+    ) -> None:
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(DataError, match="is cut short, damaged or no gzip file") as raised:
+            run(tmp_path / name, tmp_path / "out")
+        assert name in raised.value.what and "cannot be decompressed" in raised.value.why
+        assert "download the file again" in raised.value.mend
+        assert ("--skip-bad-lines" in raised.value.mend) is (name == "a.txt.gz")
+
     def test_parquet_cut_short_or_without_the_column(self, tmp_path: Path) -> None:
         path = tmp_path / "a.parquet"
         parquet.write_table(pyarrow.table({"body": ["x"]}), path)
@@ -333,6 +347,42 @@ class TestNote:
         run(write_lines(tmp_path / "a.jsonl", {"text": "one"}), tmp_path / "out")
         (tmp_path / "out_text_document.json").write_text(content)
         assert tokenizer_beside(tmp_path / "out_text_document") is None
+
+    @pytest.mark.parametrize(
+        ("content", "says"),
+        [
+            ('{"num_', "is not whole JSON"),
+            ("{}", "does not name the tokenizer"),
+            (
+                json.dumps({"num_tokens": 9, "tokenizer": {"tokenizer_type": "x"}}),
+                "of 9 tokens, and",
+            ),
+        ],
+    )
+    def test_why_a_note_is_ignored_is_said(
+        self, content: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        run(write_lines(tmp_path / "a.jsonl", {"text": "one"}), tmp_path / "out")
+        prefix = tmp_path / "out_text_document"
+        assert note_fault(prefix) is None
+        note_path(prefix).write_text(content)
+        fault = note_fault(prefix)
+        assert fault is not None and says in fault and fault.startswith(str(note_path(prefix)))
+        capsys.readouterr()
+        assert main(["inspect", str(prefix)]) == 0
+        assert f"tokenizer    not known, documents are shown as ids: {fault}" in capsys.readouterr().out
+        config = parse_args(
+            f"--data-path {prefix} --train-iters 1 --num-layers 2 --hidden-size 8 "
+            "--num-attention-heads 2".split()
+        ).config
+        with pytest.raises(ConfigError) as raised:
+            open_vocabulary(config, [str(prefix)])
+        assert raised.value.why.startswith(fault)
+        assert open_vocabulary(with_values(config, {"vocab_size": 300}), [str(prefix)]).notices == (
+            f"{fault}; it is ignored.",
+        )
+        note_path(prefix).unlink()
+        assert note_fault(prefix) is None
 
 
 class TestInspect:

@@ -139,7 +139,7 @@ def test_null() -> None:
     assert (tokenizer.vocab_size, tokenizer.eod_id) == (11, 10)
     assert tokenizer.encode(" 3 1\n10 ") == [3, 1, 10] and tokenizer.encode("") == []
     assert tokenizer.decode([3, 1]) == "3 1"
-    for text, says in (("3 11", "ids 3 to 11"), ("-1", "ids -1 to -1"), ("a", "'a'")):
+    for text, says in (("3 11", "NullTokenizer: id 11 is"), ("9 -1", ": id -1 is"), ("a", "'a'")):
         with pytest.raises(DataError, match=says):
             NullTokenizer(10).encode(text)
 

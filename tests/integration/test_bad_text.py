@@ -25,7 +25,7 @@ PREPARE = "data prepare {} --output-prefix d/out --workers 1 "
         ("a.txt", b"", "--train-tokenizer 300", 1, ["no input file holds text"]),
         ("a.jsonl", b'{"text": "ok"}\n{"text": \n', BYTES, 1, ["a.jsonl:2: "]),
         ("a.jsonl", b'{"text": "a"}\n{"body": "x"}\n', "--train-tokenizer 300", 1, ["a.jsonl:2: no text"]),
-        ("a.jsonl", b'{"text": "1"}\n{"text": "7 99"}', NINE, 1, ["2: NullTokenizer: ids 7"]),
+        ("a.jsonl", b'{"text": "1"}\n{"text": "7 99"}', NINE, 1, ["2: NullTokenizer: id 99 is"]),
         ("a.txt", b"word", NINE, 1, ["a.txt: NullTokenizer", "'word'"]),
         ("a.txt", b"word", NUMBERS, 2, ["NullTokenizer needs --vocab-size"]),
         ("a.txt", b"word", f"{BYTES} --vocab-size 9", 2, ["would not be read by ByteTokenizer"]),

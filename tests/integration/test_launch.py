@@ -22,7 +22,7 @@ from redline.checkpoint import save_checkpoint
 from redline.cli.train import main as train_main
 from redline.config import Environment
 from redline.data import IndexedWriter
-from redline.errors import ConfigError
+from redline.errors import CheckpointError, ConfigError
 from redline.run import open_run, train_opened
 from redline.run.resume import checkpoint_values
 
@@ -242,6 +242,36 @@ PUSHED = {
 def test_what_every_rank_finds_wrong_is_told_by_one(values: dict[str, Any], what: str) -> None:
     def work(environment: Environment) -> bool:
         with pytest.raises(ConfigError, match=what) as caught:
+            open_run(parsed({**FP64, **values}), environment, lambda _: None)
+        return caught.value.everywhere
+
+    assert on_ranks(2, work) == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("values", "what"),
+    [
+        ({"load": "nowhere"}, "--load nowhere is not a folder"),
+        ({"load": "@run", "hidden_size": 64}, "checkpoint of another model"),
+        ({"load": "@bare"}, "holds no optimizer states"),
+        ({"load": "@damaged"}, "is damaged"),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_used_is_told_once(
+    values: dict[str, Any], what: str, train: Any, tmp_path: Path
+) -> None:
+    name = values["load"].removeprefix("@")
+    if name != "nowhere":
+        train(name, "--train-iters 1 --fp64" + (" --no-save-optim" if name == "bare" else ""))
+        values = {**values, "load": str(tmp_path / name)}
+    if name == "damaged":
+        (shard,) = (tmp_path / name).rglob("*.safetensors")
+        content = bytearray(shard.read_bytes())
+        content[-2] ^= 1
+        shard.write_bytes(content)
+
+    def work(environment: Environment) -> bool:
+        with pytest.raises(CheckpointError, match=what) as caught:
             open_run(parsed({**FP64, **values}), environment, lambda _: None)
         return caught.value.everywhere
 

@@ -22,7 +22,7 @@ from redline.run import open_run, train_opened
 from redline.run.profiling import ledger_windows
 from redline.run.throughput import ThroughputWatch
 
-from .conftest import against_the_clock
+from .conftest import TINY, against_the_clock
 from .ranks import on_ranks
 from .tiny import parsed
 
@@ -237,9 +237,62 @@ def test_profile_writes_the_steps_that_were_asked_for(train: Any) -> None:
     assert account_of(run).steps == (2, 3)
 
 
-def test_a_failing_step_ends_the_capture_and_keeps_nothing(train: Any, redline: Any, tmp_path: Path) -> None:
-    from .conftest import TINY
+def test_the_steps_asked_for_go_before_those_of_the_account(train: Any) -> None:
+    """They meet at step 5: the account is of the steps asked for, which is all that this rank profiles."""
+    words = "--profile --use-pytorch-profiler --profile-step-start 4 --profile-step-end 6 --profile-ledger"
+    run = train("run", words)
+    assert [path.name for path in run.folder.glob("trace*")] == ["trace-rank0-step5-6.json.gz"]
+    assert account_of(run).steps == (5, 6) and "takes no account" not in run.output
 
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("--profile-step-start 5 --profile-step-end 3", "leave no step to profile"),
+        ("--profile-step-start 6 --profile-step-end 7", "the run ends with step 6"),
+        ("--train-iters none --train-samples 24", "--profile-step-start 10 lies behind the last step, 6."),
+        ("--profile-step-start 2 --profile-ranks 7", "--profile-ranks 7: there is no rank 7"),
+    ],
+)
+def test_a_profile_of_nothing_is_refused_at_the_start(redline: Any, words: str, says: str) -> None:
+    code, _, err = redline(f"train {TINY} --profile --use-pytorch-profiler {words} --save run")
+    assert code == 2 and says in err and "mend:" in err
+
+
+def test_a_profile_that_does_not_come_is_said(train: Any) -> None:
+    """Where only the run itself can know: it stops before its window, or goes on behind it."""
+    words = "--profile --use-pytorch-profiler --profile-step-start 3 --profile-step-end 5"
+    early = train("run", f"{words} --exit-interval 2")
+    assert early.output.count("--profile of steps 4 to 5: the run stopped at step 2") == 1
+    train("run", "--exit-interval 5 --load run")
+    late = train("run", f"{words} --load run")
+    assert late.output.count("--profile of steps 4 to 5: the run goes on at step 6") == 1
+    assert not list(late.folder.glob("trace*"))
+
+
+def test_an_account_that_gives_way_to_another_ranks_profile_is_missed_aloud(tmp_path: Path) -> None:
+    values = {
+        "profile": True,
+        "use_pytorch_profiler": True,
+        "profile_step_start": 3,
+        "profile_step_end": 5,
+        "profile_ranks": (1,),
+        "profile_ledger": True,
+        "micro_batch_size": 1,
+        "save": str(tmp_path / "run"),
+    }
+
+    def work(environment: Environment) -> int:
+        said: list[str] = []
+        train_opened(open_run(parsed(values), environment, said.append), 0.0)
+        return sum("--profile-ledger" in line and "takes no account" in line for line in said)
+
+    assert on_ranks(2, work) == [1, 0]
+    names = sorted(path.name for path in (tmp_path / "run").glob("*.json*"))
+    assert "trace-rank1-step4-5.json.gz" in names and "ledger.json" not in names
+
+
+def test_a_failing_step_ends_the_capture_and_keeps_nothing(train: Any, redline: Any, tmp_path: Path) -> None:
     broken = "--profile-ledger --init-method-std 1e30 --check-for-nan-in-loss-and-grad"
     code, _, err = redline(f"train {TINY} {broken} --train-iters 2 --save {tmp_path / 'broken'}")
     assert code == 1 and "TrainingError" in err

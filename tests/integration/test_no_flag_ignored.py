@@ -206,9 +206,11 @@ LOGGING = {
     "profile_ledger": see(observe.outcome, value=True),
     "ledger_interval": see(observe.outcome, value=2, train_iters=9),
     "profile": see(observe.outcome, refused=2),  # for Nsight: a CPU has nothing to show there
-    "profile_step_start": see(observe.outcome, value=2, profile_step_end=4, use_pytorch_profiler=True),
+    "profile_step_start": see(
+        observe.outcome, value=2, profile_step_start=1, profile_step_end=4, use_pytorch_profiler=True
+    ),
     "profile_step_end": see(observe.outcome, value=4, **TRACED),
-    "profile_ranks": see(observe.outcome, value=(1,), **TRACED),
+    "profile_ranks": see(observe.outcome, refused=2, value=(1,), **TRACED),
     "use_pytorch_profiler": see(observe.outcome, refused=1, profile_step_start=1),
     "nvtx_ranges": see(observe.gpu_tools),
     "record_memory_history": see(observe.outcome, refused=2),

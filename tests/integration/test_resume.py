@@ -185,7 +185,7 @@ def test_finetune_takes_weights_alone(train: Any, tmp_path: Path) -> None:
     assert pretrained.losses == tuned.losses
 
 
-def test_without_optimizer_states(train: Any) -> None:
+def test_without_optimizer_states(train: Any, redline: Any) -> None:
     """--no-load-optim keeps the place and forgets the moments; --no-save-optim writes weights alone."""
     train("run", "--exit-interval 3")
     fresh = train("run", "--load run --no-load-optim")
@@ -194,6 +194,10 @@ def test_without_optimizer_states(train: Any) -> None:
     assert fresh.losses[4] != train("whole2").losses[4]  # the update is not
     bare = train("bare", "--no-save-optim")
     assert not any(name.startswith("exp_avg") for name in weights(bare))
+    code, _, err = redline(f"train {TINY} --train-iters 8 --load bare --save bare")
+    assert code == 1
+    assert "holds no optimizer states" in err and "--no-save-optim" in err and "add --no-load-optim" in err
+    train("bare", "--train-iters 8 --load bare --no-load-optim")
 
 
 def test_use_checkpoint_args(train: Any, redline: Any, tmp_path: Path) -> None:
@@ -240,7 +244,17 @@ def test_checkpoint_of_another_model_is_refused(train: Any, redline: Any) -> Non
     code, _, err = redline(f"train {TINY} --hidden-size 64 --load run --save other")
     assert code == 1
     assert "hidden: 32 in the checkpoint, 64 now" in err
-    assert "--use-checkpoint-args" in err
+    assert "take them from the checkpoint with --use-checkpoint-args" in err
+    code, _, err = redline(f"train {TINY} --hidden-size 64 --load run --save other --use-checkpoint-args")
+    assert code == 1 and "hidden: 32 in the checkpoint, 64 now" in err
+    assert "leave the model options that differ out" in err
+
+
+@pytest.mark.parametrize(("flag", "may_be_missing"), [("--load", True), ("--pretrained-checkpoint", False)])
+def test_only_a_folder_to_go_on_in_may_be_missing(redline: Any, flag: str, may_be_missing: bool) -> None:
+    code, _, err = redline(f"train {TINY} {flag} nowhere")
+    assert code == 1 and f"{flag} nowhere is not a folder" in err
+    assert ("with the same folder for --save" in err) is may_be_missing
 
 
 @pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGINT])

@@ -100,7 +100,7 @@ def find_latest(root: Path, *, verify: bool = False) -> Found:
         fault = _damage(folder, verify)
         if fault is None:
             if faults:
-                notices.append(f"{'; '.join(faults)}: using {folder}, the newest complete checkpoint.")
+                notices.append(f"{'; '.join(faults)}; using {folder}, the newest complete checkpoint.")
             elif iteration < max(candidates):
                 newest = candidates[max(candidates)]
                 notices.append(f"{newest} is newer than {folder}, which `{LATEST}` names; it is not used.")
@@ -185,7 +185,9 @@ def _damage(folder: Path, checksums: bool) -> str | None:
     try:
         return find_damage(folder, read_manifest(folder), checksums=checksums)
     except CheckpointError as exc:
-        return f"{exc.what} {exc.why}".strip(" .")
+        what, why = exc.what.rstrip("."), exc.why.rstrip(".")
+        says_more = why and not isinstance(exc.__cause__, OSError)  # of a refusal, `what` holds the reason
+        return f"{what}: {why}" if says_more else what
 
 
 def _nothing_complete(root: Path, faults: list[str]) -> NoReturn:

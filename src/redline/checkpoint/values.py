@@ -17,6 +17,7 @@ class _Absent:
 
 
 ABSENT = _Absent()
+DIGITS = 6  # of a float that a difference shows
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,9 @@ class Difference:
     wanted: Any
 
     def __str__(self) -> str:
-        saved, wanted = ("unset" if value is None else repr(value) for value in (self.saved, self.wanted))
+        saved, wanted = _short(self.saved), _short(self.wanted)
+        if saved == wanted:  # they differ behind the digits that people read
+            saved, wanted = repr(self.saved), repr(self.wanted)
         return f"{self.name}: {saved} in the checkpoint, {wanted} now"
 
 
@@ -47,6 +50,13 @@ def compare_values(saved: Any, wanted: Any, name: str = "") -> list[Difference]:
             saved.get(key, ABSENT), wanted.get(key, ABSENT), f"{name}.{key}" if name else str(key)
         )
     ]
+
+
+def _short(value: Any) -> str:
+    """A value for people: 2.4000000000000004 is 2.4."""
+    if value is None:
+        return "unset"
+    return repr(float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value)
 
 
 def values_to_json(values: Mapping[str, Any]) -> bytes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -57,6 +59,8 @@ def open_world(meeting: Meeting, backend: str, device: torch.device) -> World:
     Raises: TrainingError when the others do not come in time.
     """
     timeout = timedelta(seconds=meeting.timeout_s)
+    atexit.unregister(_end_threads)
+    atexit.register(_end_threads)
     try:
         store = TCPStore(
             meeting.address,
@@ -87,6 +91,16 @@ def open_world(meeting: Meeting, backend: str, device: torch.device) -> World:
     told = TCPStore(meeting.address, meeting.port, is_master=False, timeout=timeout, wait_for_workers=False)
     own = PrefixStore(f"redline/status_{meeting.attempt}", told)
     return World(meeting.rank, Group(ranks, meeting.rank, control), own)
+
+
+def _end_threads() -> None:
+    """At the end of the process: groups that only cycles still hold go, and with them Gloo's threads.
+
+    A thread frees a collective's tensors just after those who waited for it go on, and needs the interpreter
+    for that: where it comes too late, because all ranks end with what that collective told them, it aborts
+    the process ("terminate called without an active exception"). A group's destructor waits for its threads.
+    """
+    gc.collect()
 
 
 def close_world() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,20 @@ def _put(where: str, key: str, value: Any, layer: Layer) -> None:
             Problem("bad-value", what, why, f"state {option.field} instead.", (option.flag,))
         )
         return
-    layer.put(key, spelling, plain(option, value))
+    value = plain(option, value)
+    if fault := option.fault(value):
+        layer.problems.append(_bad_value(option, shown, value, fault))
+        return
+    layer.put(key, spelling, value)
+
+
+def _bad_value(option: Option, shown: str, value: Any, fault: str) -> Problem:
+    """As `Option.bad_value`, in the file's own words: quotes may be all that is wrong."""
+    problem = option.bad_value(value, fault)
+    mend = problem.mend
+    if option.kind is not bool:
+        mend = f"for example {option.field} = {_literal(option.another_value())}."
+    return replace(problem, what=f"{shown} = {_literal(value)}: the value {fault}.", mend=mend)
 
 
 def _switched(spelling: Spelling, value: Any) -> Any:

@@ -7,7 +7,7 @@ from redline.data.blend import parse_blend
 from redline.data.indexed import IndexedDataset
 from redline.data.microbatch import BatchFormat, Microbatch
 from redline.data.open import DataSplits, PartReport, open_data
-from redline.data.origin import tokenizer_beside
+from redline.data.origin import note_fault, tokenizer_beside
 from redline.data.prefetch import Prefetcher, prefetch
 from redline.data.source import Source
 from redline.data.spec import DataSpec
@@ -29,6 +29,7 @@ __all__ = [
     "StdlibCorpus",
     "Tokenizer",
     "TokenizerSpec",
+    "note_fault",
     "open_data",
     "open_tokenizer",
     "parse_blend",

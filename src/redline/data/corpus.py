@@ -26,6 +26,7 @@ PARQUET_SUFFIXES = (".parquet",)
 FORMATS = ("auto", "text", "jsonl", "parquet")
 CHUNK_BYTES = 1 << 20
 CHUNK_ROWS = 1024
+UNREADABLE_GZIP = (gzip.BadGzipFile, EOFError, zlib.error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +161,8 @@ def texts_of(chunk: Chunk, keys: Sequence[str], *, skip_bad: bool = False) -> Te
 
 
 def _malformed(chunk: Chunk, offset: int, keys: Sequence[str], error: Exception) -> DataError:
+    if isinstance(error, UNREADABLE_GZIP):
+        return _not_decompressed(chunk.where(offset), error, "leave it out with --skip-bad-lines")
     if isinstance(error, OSError) and error.strerror:
         return refusal(DataError, error, f"read {chunk.where(offset)}")
     if chunk.kind == "text":
@@ -169,6 +172,14 @@ def _malformed(chunk: Chunk, offset: int, keys: Sequence[str], error: Exception)
         why = f"a line or row is an object with text under {', '.join(map(repr, keys))}, in UTF-8."
         mend = "mend the file, name the right --json-keys, or add --skip-bad-lines."
     return DataError(f"{chunk.where(offset)}: {error}.", why, mend)
+
+
+def _not_decompressed(path: str | Path, error: Exception, *others: str) -> DataError:
+    return DataError(
+        f"{path} is cut short, damaged or no gzip file.",
+        why=f"it cannot be decompressed: {error}.",
+        mend=f"{', or '.join(['copy or download the file again', *others])}.",
+    )
 
 
 def _parse(chunk: Chunk, piece: Any, keys: Sequence[str]) -> dict[str, str]:
@@ -212,12 +223,8 @@ def _json_chunks(path: Path) -> Iterator[Chunk]:
                 consumed, before = raw.tell(), consumed
                 yield Chunk("jsonl", str(path), first, pieces, consumed - before)
                 first += len(pieces)
-        except (EOFError, zlib.error) as error:
-            raise DataError(
-                f"{path} is cut short or damaged.",
-                why=f"it cannot be decompressed: {error}.",
-                mend="copy or download the file again.",
-            ) from error
+        except UNREADABLE_GZIP as error:
+            raise _not_decompressed(path, error) from error
 
 
 def _parquet_chunks(path: Path, keys: Sequence[str]) -> Iterator[Chunk]:

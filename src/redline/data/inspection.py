@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from redline.data.indexed import IndexedDataset
+from redline.data.origin import note_fault
 from redline.data.tokenizer import Tokenizer
 from redline.errors import DataError
 from redline.units import format_bytes
@@ -32,6 +33,7 @@ class Inspection:
         num_end_tokens: sequences that end with the tokenizer's end-of-document token, None without a
             tokenizer.
         documents: the first documents, decoded (or as ids without a tokenizer).
+        note_fault: without a tokenizer, why the file where one is noted names none.
     """
 
     prefix: str
@@ -48,6 +50,7 @@ class Inspection:
     max_id: int | float | None
     num_end_tokens: int | None
     documents: list[str]
+    note_fault: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -64,6 +67,8 @@ class Inspection:
         ]
         if self.num_end_tokens is not None:
             lines.append(f"end tokens   {self.num_end_tokens:,} sequences end with one")
+        if self.note_fault is not None:
+            lines.append(f"tokenizer    not known, documents are shown as ids: {self.note_fault}")
         if self.num_sequences:
             names = {0: "least", 50: "median", 100: "most"}
             shown = (f"{names.get(rank, f'{rank}%')} {length:,}" for rank, length in self.percentiles.items())
@@ -117,6 +122,7 @@ def inspect(
         documents=[
             _show(pair, number, tokenizer, max_tokens) for number in range(min(num_documents, len(pair)))
         ],
+        note_fault=None if tokenizer is not None else note_fault(prefix),
     )
 
 

@@ -1,7 +1,8 @@
 """The tokenizer that a pair of token files was made with, kept beside it in `<prefix>.json`.
 
 Megatron-LM's format has no place for it. The note is optional: a pair without one is as good as any other,
-and a note that does not fit the pair (because only the pair was replaced) is ignored.
+and a note that does not fit the pair (because only the pair was replaced), or is none at all, is ignored;
+`note_fault` says why.
 """
 
 from __future__ import annotations
@@ -42,17 +43,40 @@ def tokenizer_beside(prefix: str | Path) -> TokenizerSpec | None:
     Raises: DataError when the pair itself cannot be opened, or the noted tokenizer is nowhere.
     """
     prefix = as_prefix(prefix)
-    num_tokens = IndexedDataset(prefix, mmap=False).num_tokens  # of the index: no token is read
-    try:
-        note = json.loads(note_path(prefix).read_text())
-        if note["num_tokens"] == num_tokens:
-            return _found(TokenizerSpec(**note["tokenizer"]), prefix)
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
+    noted = _noted(prefix)
+    if isinstance(noted, TokenizerSpec):
+        return _found(noted, prefix)
     model = prefix.with_name("tokenizer.json")
     if not model.is_file():
         return None
     return TokenizerSpec(tokenizer_type="HuggingFaceTokenizer", tokenizer_model=str(model))
+
+
+def note_fault(prefix: str | Path) -> str | None:
+    """Why what lies in the place of a pair's note is ignored; None where it is not, or nothing lies there.
+
+    Raises: DataError when the pair itself cannot be opened.
+    """
+    noted = _noted(as_prefix(prefix))
+    return noted if isinstance(noted, str) else None
+
+
+def _noted(prefix: Path) -> TokenizerSpec | str | None:
+    """What the note of a pair names, or why it names nothing; None without a note."""
+    path = note_path(prefix)
+    num_tokens = IndexedDataset(prefix, mmap=False).num_tokens  # of the index: no token is read
+    try:
+        note = json.loads(path.read_text())
+        of, spec = note["num_tokens"], TokenizerSpec(**note["tokenizer"])
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return f"{path} cannot be read ({error.strerror or error})"
+    except ValueError as error:
+        return f"{path} is not whole JSON ({error})"
+    except (KeyError, TypeError):
+        return f"{path} does not name the tokenizer of the data"
+    return spec if of == num_tokens else f"{path} is of data of {of} tokens, and this has {num_tokens}"
 
 
 def _found(spec: TokenizerSpec, prefix: Path) -> TokenizerSpec:

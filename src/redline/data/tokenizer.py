@@ -133,10 +133,11 @@ class NullTokenizer:
                 mend="use another --tokenizer-type for text.",
             ) from error
         if ids and not 0 <= min(ids) <= max(ids) < self.vocab_size:
+            outside = next(token for token in ids if not 0 <= token < self.vocab_size)
             raise DataError(
-                f"NullTokenizer: ids {min(ids)} to {max(ids)} are outside the vocabulary.",
+                f"NullTokenizer: id {outside} is outside the vocabulary.",
                 why=f"--vocab-size {self.vocab_size - 1} allows 0 to {self.vocab_size - 1}.",
-                mend="raise --vocab-size.",
+                mend="raise --vocab-size." if outside > 0 else "write ids from 0 on.",
             )
         return ids
 

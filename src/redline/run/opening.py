@@ -169,7 +169,9 @@ def open_run(parsed: Parsed, environment: Environment, say: Say) -> OpenRun:
     """
     raise_problems(environment.problems())
     say = say if environment.rank == 0 else _silent
-    config, start = _config_and_start(parsed, say)
+    config = parsed.config
+    for notice in (*parsed.notices, *notices(config)):
+        say(notice)
     communication = set_communication(config, environment)
     device, device_choices = open_device(
         config.runtime,
@@ -180,11 +182,14 @@ def open_run(parsed: Parsed, environment: Environment, say: Say) -> OpenRun:
     )
     _say_environment(config, environment, device, say)
     world, backend = join_ranks(config, environment, device)
+    config, start = together(world.control, lambda: _config_and_start(parsed, say))
     leads = environment.local_rank == 0  # of its machine: makes what the others then find on disk
     demo = None
     if wants_demo_corpus(config):
         demo = first_then_all(world.control, leads, lambda: demo_corpus(environment, say))
     vocabulary = together(world.control, lambda: open_vocabulary(config, data_prefixes(config, demo)))
+    for notice in vocabulary.notices:
+        say(notice)
     hardware = detect(device.type)
 
     def planned() -> Plan:
@@ -194,6 +199,7 @@ def open_run(parsed: Parsed, environment: Environment, say: Say) -> OpenRun:
         return plan
 
     plan = together(world.control, planned)
+    together(world.control, lambda: _check_profile(config, plan, environment.world_size))
     _say_idle(config, plan, say)
     progress = Progress(pace=Pace(device) if config.logging.log_straggler else None)
     groups = _open_groups(config, world, plan, progress)
@@ -227,12 +233,17 @@ def open_run(parsed: Parsed, environment: Environment, say: Say) -> OpenRun:
     state = TrainState(assembly.model, assembly.optimizer, fp8=assembly.fp8)
     schedules = plan.schedule
     if start is not None:
-        restore(
-            state,
-            start,
-            load_optim=config.checkpoint.load_optim,
-            narrower_moments=config.optim.use_precision_aware_optimizer,
-            group=groups.control.handle,
+        together(
+            groups.control,
+            partial(
+                restore,
+                state,
+                start,
+                load_optim=config.checkpoint.load_optim,
+                shape_taken=config.checkpoint.use_checkpoint_args,
+                narrower_moments=config.optim.use_precision_aware_optimizer,
+                group=groups.control.handle,
+            ),
         )
         schedules, lines = resumed_schedules(config, plan.schedule, start)
         if groups.rank == 0:
@@ -286,6 +297,25 @@ def _check_graphs(config: RunConfig, plan: Plan) -> None:
             f"--cuda-graph-impl local does not go with {plan.grid.dp} data-parallel processes.",
             why="gradients travel while the last backward computes, and a recording does not send them.",
             mend="leave it out, or run one process.",
+        )
+
+
+def _check_profile(config: RunConfig, plan: Plan, world_size: int) -> None:
+    """Steps and ranks of --profile that this run does not have."""
+    options, total = config.logging, plan.batch.total_iterations
+    if not options.profile:
+        return
+    if options.profile_step_start >= total:  # of --train-samples: a rule knows --train-iters
+        raise ConfigError(
+            f"--profile-step-start {options.profile_step_start} lies behind the last step, {total}.",
+            why="only the steps after it are profiled.",
+            mend=f"use a number below {total}, or leave --profile out.",
+        )
+    if absent := [rank for rank in options.profile_ranks if rank >= world_size]:
+        raise ConfigError(
+            f"--profile-ranks {' '.join(map(str, options.profile_ranks))}: there is no rank {absent[0]}.",
+            why=f"ranks count from 0, and the run has {world_size}.",
+            mend="name ranks of the run, or leave it out: the first is profiled.",
         )
 
 
@@ -369,8 +399,6 @@ def _introduce(plan: Plan, choices: Sequence[Choice], splits: DataSplits, say: S
 
 def _config_and_start(parsed: Parsed, say: Say) -> tuple[RunConfig, Start | None]:
     config = parsed.config
-    for notice in (*parsed.notices, *notices(config)):
-        say(notice)
     start, found = find_start(config.checkpoint)
     for line in found:
         say(line)

@@ -51,10 +51,13 @@ class Profiling:
         self.run, self.folder, self._ledger = run, folder, ledger
         self._step = step
         self.account: StepAccount | None = None
+        self._asked = self._asked_for()
         # All ranks keep apart all windows, and then each takes its own: their accounts are taken together.
-        windows = [window for window, mine in _apart(self._windows()) if mine]
+        accounts = _apart(self._accounts(), self._asked)
+        windows = sorted([*accounts, *self._own(self._asked)], key=lambda each: each.first)
         self.profiler = StepProfiler(step, windows)
         self._any = bool(windows)
+        self._say_displaced(accounts)
 
     @property
     def wanted(self) -> StepProfiler | None:
@@ -75,6 +78,9 @@ class Profiling:
 
     def finish(self) -> None:
         """At the end of the run: say in the account what the median of its other steps was."""
+        reached = self.run.state.iteration
+        if self._asked is not None and reached < self._asked.first:
+            self.run.say(f"{_named(self._asked)}: the run stopped at step {reached}; nothing was profiled.")
         if self.account is None or self._ledger is None:
             return
         step_s = self._ledger.statistics.step_time_s
@@ -90,21 +96,47 @@ class Profiling:
     def _together(self) -> TorchCapture:
         return TorchCapture(self.run.device, partial(self._captured, alone=False))
 
-    def _windows(self) -> Iterator[tuple[Window, bool]]:
-        """Every window of the run, and whether it is this rank's."""
+    @property
+    def _profiled_ranks(self) -> tuple[int, ...]:
+        return self.run.config.logging.profile_ranks or (0,)
+
+    def _own(self, asked: Window | None) -> list[Window]:
+        return [] if asked is None or self.run.groups.rank not in self._profiled_ranks else [asked]
+
+    def _asked_for(self) -> Window | None:
+        """The window of `--profile`, unless the run goes on behind its start, which is said."""
+        options, done = self.run.config.logging, self.run.state.iteration
+        if not options.profile:
+            return None
+        last = min(options.profile_step_end, self.run.plan.batch.total_iterations)
+        capture = nsight_capture(options, self.run.device) or self._alone()
+        window = Window(options.profile_step_start + 1, last, capture)
+        if done < window.first:
+            return window
+        self.run.say(f"{_named(window)}: the run goes on at step {done + 1}; nothing is profiled.")
+        return None
+
+    def _accounts(self) -> Iterator[Window]:
+        """The windows of `--profile-ledger`."""
         options, state = self.run.config.logging, self.run.state
-        total = self.run.plan.batch.total_iterations
-        if options.profile:
-            first, last = options.profile_step_start + 1, min(options.profile_step_end, total)
-            capture = nsight_capture(options, self.run.device) or self._alone()
-            if state.iteration < first <= last:
-                mine = self.run.groups.rank in (options.profile_ranks or (0,))
-                yield Window(first, last, capture), mine
-        if options.profile_ledger:
-            num_microbatches = self.run.plan.batch.num_microbatches(state.consumed_samples)
-            count = 1 if num_microbatches >= MANY_MICROBATCHES else STEPS
-            for first, last in ledger_windows(state.iteration, total, options.ledger_interval, count):
-                yield Window(first, last, self._together()), True
+        if not options.profile_ledger:
+            return
+        batch = self.run.plan.batch
+        count = 1 if batch.num_microbatches(state.consumed_samples) >= MANY_MICROBATCHES else STEPS
+        found = ledger_windows(state.iteration, batch.total_iterations, options.ledger_interval, count)
+        for first, last in found:
+            yield Window(first, last, self._together())
+
+    def _say_displaced(self, accounts: list[Window]) -> None:
+        """That the steps of `--profile` leave none to account for, and are themselves not accounted for."""
+        wanted, asked = self.run.config.logging.profile_ledger, self._asked
+        if not wanted or accounts or asked is None:
+            return
+        if isinstance(asked.capture, NsightCapture) or 0 not in self._profiled_ranks:
+            self.run.say(
+                f"{_named(asked)}: --profile-ledger would have profiled steps among or beside them, and now "
+                "takes no account."
+            )
 
     def _alone(self) -> TorchCapture:
         return TorchCapture(self.run.device, partial(self._captured, alone=True))
@@ -198,13 +230,24 @@ def ledger_windows(
         first += max(interval, count + 1)
 
 
-def _apart(windows: Iterable[tuple[Window, bool]]) -> list[tuple[Window, bool]]:
-    """By time, without those whose warm-up would begin before an earlier one has ended."""
-    kept: list[tuple[Window, bool]] = []
-    for window, mine in sorted(windows, key=lambda each: each[0].first):
-        if not kept or window.first - window.capture.warmup > kept[-1][0].last:
-            kept.append((window, mine))
+def _apart(windows: Iterable[Window], asked: Window | None) -> list[Window]:
+    """Those of `windows` (by time) that neither meet an earlier one nor `asked`, their warm-up included."""
+    kept: list[Window] = []
+    for window in windows:
+        others = kept if asked is None else [*kept, asked]
+        if not any(_meet(window, other) for other in others):
+            kept.append(window)
     return kept
+
+
+def _meet(one: Window, other: Window) -> bool:
+    """Whether the later one would begin to warm up before the earlier one has ended."""
+    first, second = sorted((one, other), key=lambda each: each.first)
+    return second.first - second.capture.warmup <= first.last
+
+
+def _named(window: Window) -> str:
+    return f"--profile of steps {window.first} to {window.last}"
 
 
 def ledger_of(account: StepAccount | None) -> dict[str, Any] | None:

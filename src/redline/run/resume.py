@@ -109,7 +109,9 @@ def _require_folder(path: Path, flag: str, *, allowed_missing: bool = False) -> 
         raise CheckpointError(
             f"{flag} {path} is not a folder.",
             why="checkpoints lie in the folder of the run that wrote them.",
-            mend="name that folder; with the same folder for --save it may be missing at first.",
+            mend="name that folder."
+            if flag == "--pretrained-checkpoint"
+            else "name that folder; with the same folder for --save it may be missing at first.",
         )
 
 
@@ -135,19 +137,23 @@ def restore(
     start: Start,
     *,
     load_optim: bool = True,
+    shape_taken: bool = False,
     narrower_moments: bool = False,
     group: dist.ProcessGroup | None = None,
 ) -> None:
     """Fill `state` from the checkpoint: everything, or the weights alone.
 
     Args:
+        shape_taken: the model's shape is the checkpoint's, but for what was stated (`--use-checkpoint-args`).
         narrower_moments: the run may keep its moments in a narrower dtype than the checkpoint has.
         group: the ranks that load together, on the CPU; None for a single process.
 
-    Raises: CheckpointError when it is another model's; nothing has been loaded then.
+    Raises: CheckpointError when it is another model's, or lacks what is wanted; nothing has been loaded then.
     """
-    _require_same_model(start, state.shape)
+    _require_same_model(start, state.shape, shape_taken=shape_taken)
     moments = load_optim and not start.weights_only
+    if moments:
+        _require_moments(start)
     scales = not start.weights_only and scales_fit(state, start)
     leave = (*(() if moments else MOMENTS), *(() if scales else SCALES))
     tensors = state.tensors(moments=moments, fp8=scales)
@@ -179,7 +185,16 @@ def fp8_changes(state: TrainState, start: Start) -> list[str]:
     return said
 
 
-def _require_same_model(start: Start, shape: ModelShape) -> None:
+def _require_moments(start: Start) -> None:
+    if not from_dict(start.values["config"]).checkpoint.save_optim:
+        raise CheckpointError(
+            f"{start.folder} holds no optimizer states.",
+            why="the run that wrote it was given --no-save-optim.",
+            mend="add --no-load-optim: the run goes on from its step, with moments that begin at zero.",
+        )
+
+
+def _require_same_model(start: Start, shape: ModelShape, *, shape_taken: bool) -> None:
     saved, wanted = dict(start.values["model"]), model_values(shape)
     differences = compare_values(saved, wanted)
     if differences:
@@ -187,7 +202,9 @@ def _require_same_model(start: Start, shape: ModelShape) -> None:
         raise CheckpointError(
             f"{start.folder} is a checkpoint of another model.",
             why=f"{listed}{'; ...' if len(differences) > 6 else ''}.",
-            mend="give the same model options, or take them from the checkpoint with --use-checkpoint-args.",
+            mend="leave the model options that differ out: --use-checkpoint-args takes what is not stated."
+            if shape_taken
+            else "give the same model options, or take them from the checkpoint with --use-checkpoint-args.",
         )
 
 

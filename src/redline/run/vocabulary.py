@@ -6,16 +6,21 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from redline.config import RunConfig, TokenizerConfig
-from redline.data import TokenizerSpec, open_tokenizer, tokenizer_beside
+from redline.data import TokenizerSpec, note_fault, open_tokenizer, tokenizer_beside
 from redline.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """Its true size, and the end-of-document token where one is known."""
+    """Its true size, and the end-of-document token where one is known.
+
+    Attributes:
+        notices: what to tell the user about how it was found.
+    """
 
     size: int
     eod_id: int | None
+    notices: tuple[str, ...] = ()
 
 
 def open_vocabulary(config: RunConfig, prefixes: Iterable[str]) -> Vocabulary:
@@ -27,8 +32,12 @@ def open_vocabulary(config: RunConfig, prefixes: Iterable[str]) -> Vocabulary:
     Raises: ConfigError when nothing says how large it is, when the model's is smaller than the tokenizer's,
         when the data sets were made with different tokenizers, or --eod-token has no tokenizer.
     """
-    model_size = config.model.vocab_size
-    spec = _named(config.tokenizer, model_size) or _beside(prefixes, config.tokenizer.eod_token)
+    model_size, prefixes = config.model.vocab_size, tuple(prefixes)
+    spec, faults = _named(config.tokenizer, model_size), list[str]()
+    if spec is None:
+        spec = _beside(prefixes, config.tokenizer.eod_token)
+        faults = [fault for prefix in prefixes if (fault := note_fault(prefix)) is not None]
+    notices = tuple(f"{fault}; it is ignored." for fault in faults)
     if spec is None and config.tokenizer.eod_token is not None:
         raise ConfigError(
             f"--eod-token {config.tokenizer.eod_token}: there is no tokenizer that could have it.",
@@ -39,20 +48,21 @@ def open_vocabulary(config: RunConfig, prefixes: Iterable[str]) -> Vocabulary:
         if model_size is None:
             raise ConfigError(
                 "the size of the vocabulary is not known.",
-                why="no tokenizer is named or noted beside the data, and no preset or --vocab-size says it.",
+                why="".join(f"{fault}; " for fault in faults)
+                + "no tokenizer is named or noted beside the data, and no preset or --vocab-size says it.",
                 mend="add --tokenizer-model tokenizer.json, or --vocab-size N.",
             )
-        return Vocabulary(model_size, None)
+        return Vocabulary(model_size, None, notices)
     tokenizer = open_tokenizer(spec)
     if spec.tokenizer_type == "NullTokenizer" or model_size is None:
-        return Vocabulary(tokenizer.vocab_size, tokenizer.eod_id)
+        return Vocabulary(tokenizer.vocab_size, tokenizer.eod_id, notices)
     if model_size < tokenizer.vocab_size:
         raise ConfigError(
             f"--vocab-size {model_size} is smaller than the tokenizer's vocabulary, {tokenizer.vocab_size}.",
             why="tokens beyond it would have no embedding.",
             mend=f"use --vocab-size {tokenizer.vocab_size} or more, or leave it out.",
         )
-    return Vocabulary(model_size, tokenizer.eod_id)
+    return Vocabulary(model_size, tokenizer.eod_id, notices)
 
 
 def _named(options: TokenizerConfig, vocab_size: int | None) -> TokenizerSpec | None:

@@ -1,4 +1,4 @@
-"""Rules of batches, schedules, loss scaling and checkpoints."""
+"""Rules of batches, schedules, loss scaling, profiled steps and checkpoints."""
 
 from redline.config.data import packs
 from redline.config.rules.rule import Broken, rule, rules_of
@@ -297,6 +297,29 @@ def offload_something(config: RunConfig) -> Broken:
     if not o.optimizer_cpu_offload or o.optimizer_offload_fraction:
         return None
     return "--optimizer-cpu-offload moves nothing at a fraction of 0.", "give another, or leave both out."
+
+
+@rule(
+    "profile-window",
+    "profile",
+    "profile_step_start",
+    "profile_step_end",
+    "train_iters",
+    why="steps after --profile-step-start up to --profile-step-end are profiled, as Megatron counts them.",
+    training=True,
+)
+def profile_window(config: RunConfig) -> Broken:
+    options, last = config.logging, config.train.train_iters
+    if not options.profile:
+        return None
+    start, end = options.profile_step_start, options.profile_step_end
+    if end <= start:
+        what = f"--profile-step-start {start} and --profile-step-end {end} leave no step to profile."
+        return what, f"use --profile-step-end {start + 1} or more."
+    if last is not None and last <= start:
+        what = f"--profile watches steps {start + 1} to {end}, and the run ends with step {last}."
+        return what, f"use a --profile-step-start below {last}, or leave --profile out."
+    return None
 
 
 @rule(
