@@ -212,7 +212,7 @@ LOGGING = {
     "profile_step_end": see(observe.outcome, value=4, **TRACED),
     "profile_ranks": see(observe.outcome, refused=2, value=(1,), **TRACED),
     "use_pytorch_profiler": see(observe.outcome, refused=1, profile_step_start=1),
-    "nvtx_ranges": see(observe.gpu_tools),
+    "nvtx_ranges": see(observe.gpu_tools, profile_step_start=1),
     "record_memory_history": see(observe.outcome, refused=2),
     "memory_snapshot_path": see(observe.gpu_tools),
     "wandb_project": see(observe.sinks),

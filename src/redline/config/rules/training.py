@@ -317,7 +317,7 @@ def profile_window(config: RunConfig) -> Broken:
         what = f"--profile-step-start {start} and --profile-step-end {end} leave no step to profile."
         return what, f"use --profile-step-end {start + 1} or more."
     if last is not None and last <= start:
-        what = f"--profile watches steps {start + 1} to {end}, and the run ends with step {last}."
+        what = f"--profile watches the steps after {start}, up to {end}, and the run ends with step {last}."
         return what, f"use a --profile-step-start below {last}, or leave --profile out."
     return None
 
