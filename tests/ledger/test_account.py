@@ -312,6 +312,29 @@ def test_several_steps_are_averaged_and_foreign_marks_on_the_device_are_the_wind
     assert found.loss_ms("gemm") == pytest.approx(0.6)
 
 
+@pytest.mark.parametrize("streams", [(7,), (20,), (7, 20), (20, 7)])
+def test_a_foreign_step_on_several_streams_is_one_step(tmp_path, streams) -> None:
+    """The profiler marks a step on each stream that it ran on, there from its first kernel to its last."""
+    made = TraceFile()
+    reach = {7: (50, 600), 20: (500, 400)}
+    for number in (0, 1):
+        at = 1000.0 * number
+        made.mark(f"ProfilerStep#{number}", at, 100)
+        made.op("aten::mm", 5 + at, 20, dims=[[1024, 1024], [1024, 1024]])
+        made.kernel(GEMM, 50 + at, 600, launched=at + 10)
+        made.kernel("ncclDevKernel_AllReduce", 500 + at, 400, launched=at + 30, stream=20)
+        for stream in streams:
+            start, dur = reach[stream]
+            made.span("gpu_user_annotation", f"ProfilerStep#{number}", start + at, dur, stream)
+    found = account(made, tmp_path)
+    start, end = min(reach[each][0] for each in streams), max(sum(reach[each]) for each in streams)
+    assert found.steps == (0, 1)
+    assert found.wall_ms == pytest.approx((1000 + end - start) / 2 / 1e3)
+    assert found.reference.model_flops == 2 * 1024**3
+    (product,) = (each for each in found.operators if each.name == "aten::mm")
+    assert product.calls == 1 and product.flops == 2 * 1024**3
+
+
 def test_a_trace_without_marks_is_accounted_whole(tmp_path) -> None:
     made = TraceFile()
     made.kernel(GEMM, 100, 50, launched=90)
