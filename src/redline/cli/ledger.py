@@ -30,8 +30,8 @@ redline ledger TRACE.json[.gz] ... [options] [--flags of redline train]
        redline ledger RUN_DIR [options]"""
 EPILOG = """\
 Model FLOPs come from --model-flops, else from the model that flags of `redline train` state (--preset,
---seq-length, --global-batch-size; divided by the ranks of the trace), else from the shapes of the trace's
-operators.
+--seq-length, --global-batch-size; divided by the ranks of the job: as many as its traces say, and no fewer
+than there are traces), else from the shapes of the trace's operators.
 
 examples:
   redline ledger runs/mine
@@ -93,10 +93,18 @@ def _account(paths: Sequence[Path], stated: Reference, gpu: str | None, words: S
             why="several paths are the traces of one job's ranks.",
             mend="name one run's folder alone, or traces only; `redline report A B` compares runs.",
         )
-    traces = [read_trace(path) for path in paths]
-    if len({trace.rank for trace in traces}) < len(traces):  # they do not say: in the order given
-        traces = [replace(trace, rank=rank) for rank, trace in enumerate(traces)]
+    traces = _of_one_job([read_trace(path) for path in paths])
     return join_ranks([take_account(trace, _reference(trace, stated, gpu, words)) for trace in traces])
+
+
+def _of_one_job(traces: Sequence[Trace]) -> list[Trace]:
+    """The traces as ranks of one job, which has no fewer; where they do not say which, in the order given."""
+    world_size = max(len(traces), *(trace.world_size for trace in traces))
+    told_apart = len({trace.rank for trace in traces}) == len(traces)
+    return [
+        replace(trace, rank=trace.rank if told_apart else index, world_size=world_size)
+        for index, trace in enumerate(traces)
+    ]
 
 
 def traces_in(folder: Path) -> list[Path]:
