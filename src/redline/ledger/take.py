@@ -107,7 +107,10 @@ def _step_thread(where: Where, steps: Sequence[tuple[int, int, int]]) -> int:
 
 
 def _device_time(trace: Trace, where: Where, window: Window) -> tuple[list[Owned], dict[str, int]]:
-    """What each kernel, copy and collective owns, and the idle time by cause."""
+    """What each kernel, copy and collective owns, and the idle time by cause.
+
+    What ran in the shade of other work is among them: it owns no time, but did what it did.
+    """
     work = device_work(trace.device, where)
     layers = [_layer_of(work, name) for name in LAYERS]
     idle = evidence(trace.device, where)
@@ -122,7 +125,8 @@ def _device_time(trace: Trace, where: Where, window: Window) -> tuple[list[Owned
         for at, (cause, _) in enumerate(idle)
     }
     host["unknown"] = int(pieces.lengths[pieces.layers == NOBODY].sum())
-    return [each for each in owned if each.time], host
+    ran = [each for each in owned if each.work.start < window.end and each.work.end > window.start]
+    return ran, host
 
 
 def _layer_of(work: Sequence[Work], name: str) -> Layer:
