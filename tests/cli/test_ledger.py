@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from redline.cli import ledger
+from redline.errors import UsageError
 
 from ..ledger.traces import TraceFile
 
@@ -60,3 +61,45 @@ def test_a_rank_has_its_part_of_the_models_flops(tmp_path, document, said, ranks
     assert [each["rank"] for each in found["ranks"]] == list(range(len(said)))
     assert found["reference"]["model_flops"] == one["model_flops"] / ranks
     assert found["reference"]["attention_flops"] == one["attention_flops"] / ranks
+
+
+def test_of_a_folder_the_newest_cycle_of_each_process_counts(tmp_path, document) -> None:
+    """As tensorboard_trace_handler names them: the process, then the time, which may gain a digit."""
+    for process, rank in (("node.a_11", 0), ("node.a_12", 1)):
+        for index, time in enumerate((999, 1000, 998)):
+            a_trace(tmp_path / f"{process}.{time}.pt.trace.json", says=(rank, 2), wall=1000 * (index + 1))
+    found = document(tmp_path)
+    assert [Path(each["source"]).name.split(".pt")[0] for each in found["ranks"]] == [
+        "node.a_11.1000",
+        "node.a_12.1000",
+    ]
+    assert [each["rank"] for each in found["ranks"]] == [0, 1] and found["wall_ms"] == 2
+
+
+def test_two_cycles_of_one_process_are_one_rank(tmp_path, document) -> None:
+    for time in (5, 6):
+        a_trace(tmp_path / f"host_1.{time}.pt.trace.json", says=None, wall=100.0 * time)
+    found = document(tmp_path)
+    assert len(found["ranks"]) == 1 and found["spread"] == [] and found["wall_ms"] == pytest.approx(0.6)
+
+
+@pytest.mark.parametrize(
+    ("names", "says", "whose"),
+    [
+        (("host_1.5", "host_2.6"), (0, 1), "rank 0"),  # two runs
+        (("host_1.5", "host_1.6"), (3, 8), "rank 3"),
+        (("host_1.5", "host_1.6"), None, "process .*host_1"),
+    ],
+)
+def test_two_traces_of_one_rank_are_refused(tmp_path, names, says, whose) -> None:
+    paths = [a_trace(tmp_path / f"{name}.pt.trace.json", says=says) for name in names]
+    with pytest.raises(UsageError, match=f"{names[0]}.* and .*{names[1]}.* are both of {whose}\\.") as error:
+        ledger.main([str(path) for path in paths])
+    assert error.value.why and error.value.mend
+
+
+def test_a_folder_of_two_runs_is_refused(tmp_path) -> None:
+    for process in (1, 2):
+        a_trace(tmp_path / f"host_{process}.5.pt.trace.json", says=(0, 1))
+    with pytest.raises(UsageError, match=r"host_1.* and .*host_2.* are both of rank 0"):
+        ledger.main([str(tmp_path)])
