@@ -258,6 +258,36 @@ def test_operators_against_their_limits(tmp_path) -> None:
     assert mul.of_bandwidth == pytest.approx(3 * 4 * 1024**2 / 1e-5 / 4.8e12) and mul.limit == "memory"
 
 
+@pytest.mark.parametrize(("second_at", "ms"), [(200, 0.15), (110, 0.1)])
+def test_a_product_in_the_shade_of_another_kernel_keeps_its_flops(tmp_path, second_at, ms) -> None:
+    """On a stream of its own, after the first product or inside it; what runs outside the step has none."""
+    made = step(0, 1000)
+    for index, (start, dur) in enumerate([(100, 100), (second_at, 50), (2000, 50)]):
+        made.op("aten::mm", 10 + 20 * index, 10, dims=[[1000, 1000], [1000, 1000]])
+        made.kernel(GEMM, start, dur, launched=12 + 20 * index, stream=7 + index)
+    found = account(made, tmp_path)
+    assert found.reference.model_flops == 4e9
+    (row,) = found.operators
+    assert (row.calls, row.flops, row.ms) == (2, 4e9, pytest.approx(ms))
+    assert sum(each.flops for each in found.modules) == 4e9
+
+
+def test_rates_are_those_of_the_calls_that_own_time(tmp_path) -> None:
+    """With its hidden calls a row would stand above the peak; a row of nothing else has no rate."""
+    made = step(0, 1000)
+    made.mark("redline:phase=optimizer", 5, 80)
+    made.kernel(GEMM, 100, 300, launched=10)
+    made.kernel("_adamw_kernel", 150, 10, launched=20, stream=8)
+    for index, start in enumerate((200, 250, 500)):
+        made.op("aten::mul", 30 + 10 * index, 8, dims=[[1024, 1024], [1024, 1024]], types=["float", "float"])
+        made.kernel("vectorized_elementwise_kernel<4>", start, 10, launched=32 + 10 * index, stream=8)
+    rows = {each.name: each for each in account(made, tmp_path, replace(H200, update_bytes=4.8e6)).operators}
+    mul, update = rows["aten::mul"], rows["_adamw_kernel"]
+    assert (mul.calls, mul.bytes) == (3, 3 * 3 * 4 * 1024**2)
+    assert mul.bytes_per_s == pytest.approx(3 * 4 * 1024**2 / 10e-6)
+    assert (update.calls, update.ms, update.bytes, update.bytes_per_s) == (1, 0, 4.8e6, None)
+
+
 def test_a_collective_is_named_by_what_the_profiler_noted_of_it(tmp_path) -> None:
     made = step(0, 100)
     made.op("record_param_comms", 10, 20)
@@ -310,6 +340,29 @@ def test_several_steps_are_averaged_and_foreign_marks_on_the_device_are_the_wind
     assert found.steps == (2, 3)
     assert found.wall_ms == pytest.approx(1950 / 2 / 1e3)
     assert found.loss_ms("gemm") == pytest.approx(0.6)
+
+
+@pytest.mark.parametrize("streams", [(7,), (20,), (7, 20), (20, 7)])
+def test_a_foreign_step_on_several_streams_is_one_step(tmp_path, streams) -> None:
+    """The profiler marks a step on each stream that it ran on, there from its first kernel to its last."""
+    made = TraceFile()
+    reach = {7: (50, 600), 20: (500, 400)}
+    for number in (0, 1):
+        at = 1000.0 * number
+        made.mark(f"ProfilerStep#{number}", at, 100)
+        made.op("aten::mm", 5 + at, 20, dims=[[1024, 1024], [1024, 1024]])
+        made.kernel(GEMM, 50 + at, 600, launched=at + 10)
+        made.kernel("ncclDevKernel_AllReduce", 500 + at, 400, launched=at + 30, stream=20)
+        for stream in streams:
+            start, dur = reach[stream]
+            made.span("gpu_user_annotation", f"ProfilerStep#{number}", start + at, dur, stream)
+    found = account(made, tmp_path)
+    start, end = min(reach[each][0] for each in streams), max(sum(reach[each]) for each in streams)
+    assert found.steps == (0, 1)
+    assert found.wall_ms == pytest.approx((1000 + end - start) / 2 / 1e3)
+    assert found.reference.model_flops == 2 * 1024**3
+    (product,) = (each for each in found.operators if each.name == "aten::mm")
+    assert product.calls == 1 and product.flops == 2 * 1024**3
 
 
 def test_a_trace_without_marks_is_accounted_whole(tmp_path) -> None:

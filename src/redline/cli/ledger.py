@@ -30,8 +30,8 @@ redline ledger TRACE.json[.gz] ... [options] [--flags of redline train]
        redline ledger RUN_DIR [options]"""
 EPILOG = """\
 Model FLOPs come from --model-flops, else from the model that flags of `redline train` state (--preset,
---seq-length, --global-batch-size; divided by the ranks of the trace), else from the shapes of the trace's
-operators.
+--seq-length, --global-batch-size; divided by the ranks of the job: as many as its traces say, and no fewer
+than there are traces), else from the shapes of the trace's operators.
 
 examples:
   redline ledger runs/mine
@@ -41,6 +41,7 @@ examples:
 TRACES = ("trace*.json", "trace*.json.gz", "*.pt.trace.json", "*.pt.trace.json.gz")
 DTYPE = "bf16"  # whose peak counts where --dtype does not say
 STEP = re.compile(r"step(\d+)")
+CYCLE = re.compile(r"(.+)\.(\d+)\.pt\.trace\.json(?:\.gz)?")  # tensorboard_trace_handler: process and time
 
 
 def main(argv: Sequence[str]) -> int:
@@ -93,14 +94,48 @@ def _account(paths: Sequence[Path], stated: Reference, gpu: str | None, words: S
             why="several paths are the traces of one job's ranks.",
             mend="name one run's folder alone, or traces only; `redline report A B` compares runs.",
         )
-    traces = [read_trace(path) for path in paths]
-    if len({trace.rank for trace in traces}) < len(traces):  # they do not say: in the order given
-        traces = [replace(trace, rank=rank) for rank, trace in enumerate(traces)]
+    traces = _of_one_job([read_trace(path) for path in paths])
     return join_ranks([take_account(trace, _reference(trace, stated, gpu, words)) for trace in traces])
 
 
+def _of_one_job(traces: Sequence[Trace]) -> list[Trace]:
+    """The traces as ranks of one job, which has no fewer; where they do not say which, in the order given.
+
+    Raises: UsageError when two of them are of the same rank or process.
+    """
+    _check_no_twins(traces)
+    world_size = max(len(traces), *(trace.world_size for trace in traces))
+    told_apart = len({trace.rank for trace in traces}) == len(traces)
+    return [
+        replace(trace, rank=trace.rank if told_apart else index, world_size=world_size)
+        for index, trace in enumerate(traces)
+    ]
+
+
+def _check_no_twins(traces: Sequence[Trace]) -> None:
+    found: dict[str, Trace] = {}
+    for trace in traces:
+        whose = _whose(trace)
+        if whose in found:
+            raise UsageError(
+                f"redline ledger: {found[whose].source} and {trace.source} are both of {whose}.",
+                why="several traces are those of one job's ranks, one a rank.",
+                mend="name one trace a rank; `redline report A B` compares runs.",
+            )
+        if whose:
+            found[whose] = trace
+
+
+def _whose(trace: Trace) -> str:
+    """The rank that a trace says it is of, else the process that its name says; "" where neither does."""
+    if trace.says_rank:
+        return f"rank {trace.rank}"
+    cycle = CYCLE.fullmatch(trace.source)
+    return f"process {cycle[1]}" if cycle else ""
+
+
 def traces_in(folder: Path) -> list[Path]:
-    """The traces of a folder's latest profiled step, one a rank.
+    """The traces of a folder's latest profiled step, one a rank; of a process's unnumbered ones the newest.
 
     Raises: DataError when there is none.
     """
@@ -112,7 +147,13 @@ def traces_in(folder: Path) -> list[Path]:
             mend="name the trace itself, or the folder of another run.",
         )
     steps = {path: int(match[1]) if (match := STEP.search(path.name)) else -1 for path in found}
-    return [path for path in found if steps[path] == max(steps.values())]
+    newest: dict[str, tuple[int, Path]] = {}
+    for path in found:
+        if steps[path] == max(steps.values()):
+            cycle = CYCLE.fullmatch(path.name)
+            process, time = (cycle[1], int(cycle[2])) if cycle else (path.name, 0)
+            newest[process] = max(newest.get(process, (time, path)), (time, path))
+    return [path for _, path in newest.values()]
 
 
 def _reference(trace: Trace, stated: Reference, gpu: str | None, words: Sequence[str]) -> Reference:

@@ -18,22 +18,42 @@ STATED_BYTES = {"_adamw_kernel": "update_bytes", "_piece_kernel": "norm_bytes"}
 
 @dataclass(frozen=True, slots=True)
 class Owned:
-    """Work and the nanoseconds of the window that are its own."""
+    """Work of the window and the nanoseconds that are its own: none where other work covers it."""
 
     work: Work
     time: int
 
 
 @dataclass(slots=True)
+class _Costs:
+    """FLOPs and bytes of calls, each counted once."""
+
+    calls: set[int] = field(default_factory=set)
+    flops: float = 0.0
+    num_bytes: float = 0.0
+
+    def add(self, call: int, where: Where) -> None:
+        if call not in self.calls:
+            self.calls.add(call)
+            flops, num_bytes = cost_of(call, where)
+            self.flops += flops or 0.0
+            self.num_bytes += num_bytes or 0.0
+
+
+@dataclass(slots=True)
 class _Sum:
-    """What the work of one row adds up to."""
+    """What the work of one row adds up to.
+
+    Attributes:
+        costs: of all its calls.
+        timed: of those that own time; only these make rates, which the others would raise above any peak.
+    """
 
     time: int = 0
     calls: set[int] = field(default_factory=set)
-    costed: set[int] = field(default_factory=set)  # of them, those whose FLOPs and bytes are in the sums
     kernels: int = 0
-    flops: float = 0.0
-    num_bytes: float = 0.0
+    costs: _Costs = field(default_factory=_Costs)
+    timed: _Costs = field(default_factory=_Costs)
 
     def add(self, each: Owned, where: Where) -> None:
         self.time += each.time
@@ -42,11 +62,11 @@ class _Sum:
             self.kernels += 1
             return
         self.calls.add(call)
-        if call not in self.costed and not each.work.aside:
-            self.costed.add(call)
-            flops, num_bytes = cost_of(call, where)
-            self.flops += flops or 0.0
-            self.num_bytes += num_bytes or 0.0
+        if each.work.aside:
+            return
+        self.costs.add(call, where)
+        if each.time:
+            self.timed.add(call, where)
 
     @property
     def count(self) -> int:
@@ -92,12 +112,13 @@ def _operator_row(
     key: tuple[str, str, str, str], found: _Sum, count: int, reference: Reference
 ) -> OperatorRow:
     name, kind, phase, role = key
-    flops, num_bytes = found.flops / count or None, found.num_bytes / count or None
+    num_bytes, timed_bytes = found.costs.num_bytes / count or None, found.timed.num_bytes / count
     if name in STATED_BYTES:
         num_bytes = getattr(reference, STATED_BYTES[name])
+        timed_bytes = num_bytes or 0.0
     seconds = found.time / 1e9 / count
-    flops_per_s = flops / seconds if flops else None
-    bytes_per_s = num_bytes / seconds if num_bytes else None
+    flops_per_s = found.timed.flops / count / seconds if found.timed.flops else None
+    bytes_per_s = timed_bytes / seconds if timed_bytes and seconds else None
     peak, bandwidth = reference.peak_flops_per_s, reference.bandwidth_bytes_per_s
     of_peak = flops_per_s / peak if flops_per_s and peak else None
     of_bandwidth = bytes_per_s / bandwidth if bytes_per_s and bandwidth else None
@@ -108,7 +129,7 @@ def _operator_row(
         role=role,
         calls=found.count / count,
         ms=seconds * 1e3,
-        flops=flops,
+        flops=found.costs.flops / count or None,
         bytes=num_bytes,
         flops_per_s=flops_per_s,
         bytes_per_s=bytes_per_s,
@@ -138,7 +159,7 @@ def module_rows(owned: Sequence[Owned], where: Where, count: int) -> tuple[Modul
             module=module,
             calls=found.count / count,
             ms=found.time / NS_PER_MS / count,
-            flops=found.flops / count or None,
+            flops=found.costs.flops / count or None,
         )
         for (layer, module, phase), found in sorted(sums.items())
     )

@@ -70,9 +70,7 @@ def _window(trace: Trace, where: Where) -> Window:
     steps = where.steps
     own = any(event.name.startswith(f"{PREFIX}step=") for event in trace.host)
     if not own:
-        found = [(event, read_mark(event.name)) for event in trace.device_marks]
-        marked = [(event.start, event.end, int(key[1])) for event, key in found if key and key[0] == "step"]
-        steps = sorted(marked) or steps
+        steps = _steps_on_device(trace) or steps
     thread = _step_thread(where, steps)
     if steps:
         numbers = tuple(number for _, _, number in steps)
@@ -80,6 +78,20 @@ def _window(trace: Trace, where: Where) -> Window:
     spans = [(event.start, event.end) for event in trace.device]
     spans = spans or [(event.start, event.end) for event in trace.host if event.thread == thread]
     return Window(spans[0][0], max(end for _, end in spans), 1, (), thread)
+
+
+def _steps_on_device(trace: Trace) -> list[tuple[int, int, int]]:
+    """(start, end, number) of the steps that the profiler marked on the device.
+
+    It writes a span for each stream that ran kernels of a step: those of one number are one step.
+    """
+    spans: dict[int, tuple[int, int]] = {}
+    for event in trace.device_marks:
+        if (found := read_mark(event.name)) and found[0] == "step":
+            number = int(found[1])
+            start, end = spans.get(number, (event.start, event.end))
+            spans[number] = min(start, event.start), max(end, event.end)
+    return sorted((start, end, number) for number, (start, end) in spans.items())
 
 
 def _step_thread(where: Where, steps: Sequence[tuple[int, int, int]]) -> int:
@@ -95,7 +107,10 @@ def _step_thread(where: Where, steps: Sequence[tuple[int, int, int]]) -> int:
 
 
 def _device_time(trace: Trace, where: Where, window: Window) -> tuple[list[Owned], dict[str, int]]:
-    """What each kernel, copy and collective owns, and the idle time by cause."""
+    """What each kernel, copy and collective owns, and the idle time by cause.
+
+    What ran in the shade of other work is among them: it owns no time, but did what it did.
+    """
     work = device_work(trace.device, where)
     layers = [_layer_of(work, name) for name in LAYERS]
     idle = evidence(trace.device, where)
@@ -110,7 +125,8 @@ def _device_time(trace: Trace, where: Where, window: Window) -> tuple[list[Owned
         for at, (cause, _) in enumerate(idle)
     }
     host["unknown"] = int(pieces.lengths[pieces.layers == NOBODY].sum())
-    return [each for each in owned if each.time], host
+    ran = [each for each in owned if each.work.start < window.end and each.work.end > window.start]
+    return ran, host
 
 
 def _layer_of(work: Sequence[Work], name: str) -> Layer:

@@ -87,6 +87,7 @@ class Trace:
         device_marks: the host's marks, each from the first to the last kernel launched inside it.
         forward_of: of a backward node, by thread and start, the thread and start of its forward operator.
         rank, world_size: 0 and 1 where the trace does not say.
+        says_rank: whether it does.
         groups: descriptions of the rank's process groups that have several ranks.
         device_name: of the traced device, "" on a CPU.
     """
@@ -97,6 +98,7 @@ class Trace:
     forward_of: Mapping[Place, Place] = field(default_factory=dict)
     rank: int = 0
     world_size: int = 1
+    says_rank: bool = False
     groups: tuple[str, ...] = ()
     device_name: str = ""
     source: str = ""
@@ -121,6 +123,7 @@ def parse_trace(content: bytes, path: Path) -> Trace:
             spread = facts.get("distributedInfo") or {}
             cards = facts.get("deviceProperties") or []
             rank, world_size = int(spread.get("rank", 0)), max(1, int(spread.get("world_size", 1)))
+            says_rank = "rank" in spread
             groups = _groups(spread.get("pg_config"))
             name = str(cards[0].get("name", "")) if reader.device and cards else ""
         except KeyError as exc:
@@ -138,6 +141,7 @@ def parse_trace(content: bytes, path: Path) -> Trace:
         forward_of=reader.forward_of,
         rank=rank,
         world_size=world_size,
+        says_rank=says_rank,
         groups=groups,
         device_name=name,
         source=str(path),
