@@ -65,9 +65,10 @@ class Start:
         """Where the run goes on. Checkpoints of earlier releases do not say which batches it took."""
         if self.weights_only:
             return START
-        counters, batches = self.values["state"], self.values.get("batches", ())
-        segments = tuple(Segment(*map(int, each)) for each in batches)
-        return Reached(int(counters["iteration"]), int(counters["consumed_samples"]), segments)
+        counters = self.values["state"]  # one without them is refused once the rest has been loaded
+        iteration, samples = (int(counters.get(name, 0)) for name in ("iteration", "consumed_samples"))
+        segments = (Segment(*map(int, each)) for each in self.values.get("batches", ()))
+        return Reached(iteration, samples, tuple(segments))
 
 
 def find_start(options: CheckpointConfig) -> tuple[Start | None, tuple[str, ...]]:
