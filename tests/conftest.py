@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
+import sys
+from pathlib import Path
 
-import torch
+sys.path.insert(0, str(Path(__file__).parent / "kernels"))
 
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"
+import mended_interpreter  # noqa: F401 (it sets what Triton reads when it is imported)

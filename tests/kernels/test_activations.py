@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from activation_inputs import activation_inputs
 from kernel_accuracy import gradients
 from torch import Tensor
 
@@ -43,14 +44,6 @@ def activation(request: pytest.FixtureRequest) -> Activation:
     return ACTIVATIONS[request.param]
 
 
-def _tensors(device, activation, rows, cols, dtype=torch.float32):
-    """x [rows, cols], bias [cols] and dy [rows, cols or half of them]."""
-    generator = torch.Generator().manual_seed(0)
-    shapes = ((rows, cols), (cols,), (rows, cols // activation.halves))
-    x, bias, dy = (torch.randn(shape, generator=generator).to(device, dtype) for shape in shapes)
-    return 2 * x, bias, dy
-
-
 @pytest.mark.parametrize("view", ["every second column", "transposed", "expanded rows", "row slice"])
 def test_strides_b015(device, activation, view):
     """B015: any strides give what the contiguous copy gives, bit for bit, forward and backward."""
@@ -70,9 +63,9 @@ def test_strides_b015(device, activation, view):
 
 @pytest.mark.parametrize("impl", ["triton", "reference"])
 def test_main_grad_with_two_forwards_in_flight(device, activation, impl):
-    x, bias, dy = _tensors(device, activation, 19, 48)
+    x, bias, dy = activation_inputs(device, torch.float32, 19, 24, halves=activation.halves)
     bias.requires_grad_()
-    main_grad = torch.full((48,), 2.0, device=device)
+    main_grad = torch.full_like(bias, 2.0, requires_grad=False)
     first, second = (activation.fused(x * k, bias, main_grad=main_grad, impl=impl) for k in (1, 2))
     first.backward(dy)
     second.backward(dy)
@@ -85,7 +78,7 @@ def test_main_grad_with_two_forwards_in_flight(device, activation, impl):
 
 
 def test_compiles_without_graph_break(device, activation):
-    x, bias, dy = _tensors(device, activation, 6, 48)
+    x, bias, dy = activation_inputs(device, torch.float32, 6, 24, halves=activation.halves)
     fused = activation.fused
 
     def block(x, bias, main_grad):
@@ -104,7 +97,7 @@ def test_compiles_without_graph_break(device, activation):
 
 
 def test_deterministic(device, activation):
-    x, bias, dy = _tensors(device, activation, 70, 80, torch.bfloat16)
+    x, bias, dy = activation_inputs(device, torch.bfloat16, 70, 40, halves=activation.halves)
     runs = [gradients(lambda x, b: activation.fused(x, b, impl="triton"), (x, bias), [dy]) for _ in range(2)]
     assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from activation_inputs import activation_inputs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_accuracy import assert_operator_no_worse
@@ -16,13 +17,6 @@ from redline.kernels.bias_geglu.reference import bias_geglu_reference
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
-def _tensors(device, dtype, rows, cols, has_bias, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    x = (2 * torch.randn(rows, 2 * cols, generator=generator)).to(device, dtype)
-    bias = torch.randn(2 * cols, generator=generator).to(device, dtype) if has_bias else None
-    return x, bias, torch.randn(rows, cols, generator=generator).to(device, dtype)
-
-
 def _unfused(x, bias, form, clamp, offset):
     """Every operation in the tensors' dtype, as plain modules do it."""
     x = x if bias is None else x + bias
@@ -33,7 +27,7 @@ def _unfused(x, bias, form, clamp, offset):
 
 
 def _check(device, dtype, rows, cols, has_bias, form, clamp, offset, seed=0):
-    x, bias, dy = _tensors(device, dtype, rows, cols, has_bias, seed)
+    x, bias, dy = activation_inputs(device, dtype, rows, cols, halves=2, has_bias=has_bias, seed=seed)
     assert_operator_no_worse(
         lambda x, b: bias_geglu(x, b, approximate=form, clamp=clamp, offset=offset, impl="triton"),
         lambda x, b: _unfused(x, b, form, clamp, offset),

@@ -6,6 +6,7 @@ import functools
 
 import pytest
 import torch
+from activation_inputs import activation_inputs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_accuracy import assert_operator_no_worse, gradients
@@ -17,13 +18,6 @@ from redline.kernels.bias_gelu.reference import bias_gelu_reference
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
-def _tensors(device, dtype, rows, cols, has_bias, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    x = (2 * torch.randn(rows, cols, generator=generator)).to(device, dtype)
-    bias = torch.randn(cols, generator=generator).to(device, dtype) if has_bias else None
-    return x, bias, torch.randn(rows, cols, generator=generator).to(device, dtype)
-
-
 def _unfused(x, bias, form):
     """Every operation in the tensors' dtype, as plain modules do it."""
     x = x if bias is None else x + bias
@@ -31,7 +25,7 @@ def _unfused(x, bias, form):
 
 
 def _check(device, dtype, rows, cols, has_bias, form, seed=0):
-    x, bias, dy = _tensors(device, dtype, rows, cols, has_bias, seed)
+    x, bias, dy = activation_inputs(device, dtype, rows, cols, halves=1, has_bias=has_bias, seed=seed)
     assert_operator_no_worse(
         lambda x, b: bias_gelu(x, b, approximate=form, impl="triton"),
         lambda x, b: _unfused(x, b, form),

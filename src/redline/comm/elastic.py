@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from redline.config import Environment
+from redline.config.runtime import LAUNCHER_DIR
 from redline.errors import ConfigError, RedlineError, TrainingError
-
-LAUNCHER_DIR = "REDLINE_LAUNCHER_DIR"  # where ranks leave word for the process that started them
 
 
 def launch(words: Sequence[str], *, nproc_per_node: int, max_restarts: int) -> int:

@@ -10,6 +10,8 @@ from redline.config.flags import SET, Section, flag
 from redline.config.problems import Problem, raise_problems
 from redline.config.slurm import ranks_from_slurm
 
+LAUNCHER_DIR = "REDLINE_LAUNCHER_DIR"  # set by comm/elastic.py
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeConfig(Section):
@@ -135,7 +137,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         master_port=number("MASTER_PORT", 0),
         launched="RANK" in env,
         attempt=number("TORCHELASTIC_RESTART_COUNT", 0) or 0,
-        launcher_dir=Path(kept) if (kept := env.get("REDLINE_LAUNCHER_DIR")) else None,
+        launcher_dir=Path(kept) if (kept := env.get(LAUNCHER_DIR)) else None,
         agent_store=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         omp_num_threads=number("OMP_NUM_THREADS", 1),
         cuda_device_max_connections=number("CUDA_DEVICE_MAX_CONNECTIONS", 1),

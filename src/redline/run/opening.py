@@ -196,10 +196,10 @@ def open_run(parsed: Parsed, environment: Environment, say: Say) -> OpenRun:
         reached = START if start is None else start.reached
         plan = make_plan(config, hardware, vocabulary.size, environment.world_size, reached)
         _check_graphs(config, plan)
+        _check_profile(config, plan, environment.world_size)
         return plan
 
     plan = together(world.control, planned)
-    together(world.control, lambda: _check_profile(config, plan, environment.world_size))
     _say_idle(config, plan, say)
     progress = Progress(pace=Pace(device) if config.logging.log_straggler else None)
     groups = _open_groups(config, world, plan, progress)
