@@ -108,10 +108,18 @@ def test_a_program_takes_several_wide_rows(device, dtype, cols):
     _check_add(device, dtype, 5 if device == "cpu" else 3000, cols, True, True)
 
 
-def test_large_mean_does_not_cancel(device):
+@pytest.mark.parametrize("cols", [4096, 4097, 6144, 6145, 8192, 12289])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_that_are_read_again(device, dtype, cols):
+    """On either side of each choice of chunks."""
+    _check(device, dtype, 3, cols, True, True)
+
+
+@pytest.mark.parametrize("cols", [512, 5120])
+def test_large_mean_does_not_cancel(device, cols):
     """Mean 1000, deviation 1, in fp32: E[x^2] - E[x]^2 would be off by percents; two passes are not."""
-    x = 1000.0 + torch.randn(4, 512, device=device)
-    weight = torch.ones(512, device=device)
+    x = 1000.0 + torch.randn(4, cols, device=device)
+    weight = torch.ones(cols, device=device)
     exact = layer_norm_reference(x.double(), weight.double(), None, EPS)
     # the step of fp32 at 1000 is 6e-5, and x itself is exact: the mean's rounding is all that is left
     torch.testing.assert_close(layer_norm(x, weight, impl="triton").double(), exact, rtol=0, atol=1e-4)

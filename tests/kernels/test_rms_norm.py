@@ -107,6 +107,30 @@ def test_a_program_takes_several_wide_rows(device, dtype, cols):
     _check_add(device, dtype, 5 if device == "cpu" else 3000, cols, True)
 
 
+@pytest.mark.parametrize("cols", [4096, 4097, 6144, 6145, 8192, 12289])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_that_are_read_again(device, dtype, cols):
+    """On either side of each choice of chunks."""
+    _check(device, dtype, 3, cols, True)
+
+
+def test_rows_that_are_read_again_may_lie_apart(device):
+    """Rows of a wider tensor give the same bits as their copy."""
+    wide, weight = torch.randn(3, 5120, device=device), torch.randn(5003, device=device)
+    part = wide[:, 17:5020]
+    assert torch.equal(*(rms_norm(x, weight, EPS, impl="triton") for x in (part, part.contiguous())))
+
+
+def test_chunks_fit_the_row():
+    """As few columns beyond the row as chunks of half the size would leave."""
+    norms = pytest.importorskip("redline.kernels.wide_norm_triton")
+    for cols in range(norms.WIDE + 1, 5 * norms.WIDE, 127):
+        for layer in (False, True):
+            chunk = norms.wide_config(cols, layer).block_cols
+            assert -cols % chunk == -cols % 2048 and chunk in (2048, 4096)
+    assert norms.wide_config(8192, True).num_warps == 8 < norms.wide_config(8192, False).num_warps
+
+
 @pytest.mark.parametrize(
     ("shared_bytes", "narrow", "wide"), [(232_448, 3, 3), (166_912, 3, 1), (101_376, 3, 1), (49_152, 1, 1)]
 )

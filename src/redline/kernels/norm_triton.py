@@ -1,7 +1,8 @@
 """RMSNorm and LayerNorm in Triton: one pair of kernels, with a mean to subtract or none.
 
 Forward: a program takes whole rows, as many as fill a tile, so that several 16-byte loads a thread are in
-flight and the vectors are read once a tile; mean and variance are two passes over registers. Backward: a
+flight and the vectors are read once a tile; mean and variance are two passes over registers (wide rows:
+wide_norm_triton.py). Backward: a
 persistent grid walks the rows and keeps the gradients of weight and bias in fp32 registers; the next rows are
 on their way to shared memory while this one's sums are made, so that memory never waits for the exchange
 between warps. Each program writes one partial row of each gradient, and a second launch adds those in fixed
@@ -32,6 +33,7 @@ from redline.kernels.common import (
 )
 from redline.kernels.launch import launchable, shared_memory
 from redline.kernels.triton_common import Sum, column_sums, whole_rows
+from redline.kernels.wide_norm_triton import WIDE, wide_norm_forward
 
 STAGED_COLS = 8192  # wider rows leave no registers
 MAX_REGISTERS = 128  # of a thread, so that the 16 warps that an SM is planned to hold do fit
@@ -181,6 +183,10 @@ def norm_forward(
     if rows == 0:
         return y, total, mean, rstd
     x_rows, residual_rows = as_rows(x), None if residual is None else as_rows(residual)
+    if cols > WIDE and residual is None:
+        with on_device_of(x):
+            wide_norm_forward(x_rows, weight, bias, y, mean, rstd, eps, zero_centered)
+        return y, total, mean, rstd
     config = forward_config(cols, layer)
     with on_device_of(x):
         _norm_fwd_kernel[(ceil_div(rows, config.block_rows),)](
