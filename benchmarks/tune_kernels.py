@@ -139,9 +139,9 @@ def _whole_rows(tile: int, warps: int) -> Callable[[int, bool], TileConfig]:
     return lambda cols, _: TileConfig(max(1, tile // cols), next_power_of_2(cols), warps)
 
 
-def _tile(rows: int, columns: int, warps: int) -> Callable[[int, bool], TileConfig]:
-    """Of an elementwise operator."""
-    return lambda cols, _: TileConfig(rows, min(columns, next_power_of_2(cols)), warps)
+def _tile(rows: int, columns: int, warps: int) -> Callable[..., TileConfig]:
+    """Of an elementwise operator, whatever its room asks for."""
+    return lambda cols, *_: TileConfig(rows, min(columns, next_power_of_2(cols)), warps)
 
 
 def embedding_choices() -> Iterator[tuple[str, dict[str, Any]]]:

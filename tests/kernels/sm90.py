@@ -128,6 +128,15 @@ KERNELS = (
     ),
     Kernel("norm_triton:_norm_fwd_kernel", NORM_F, ROW, 8),
     Kernel("norm_triton:_norm_bwd_kernel", NORM_B, ROW | {"STAGES": 3}, 8, registers=128),
+    *(
+        Kernel(
+            "wide_norm_triton:_wide_norm_fwd_kernel",
+            {name: NORM_F[name] for name in ("x", "weight", "y", "rstd")} | statistics,
+            {"ZERO_CENTERED": True, "CHUNKS": 2, "CHUNK": 4096},
+            warps,
+        )
+        for statistics, warps in (({}, 16), ({"bias": "bf16", "mean": "fp32"}, 8))
+    ),
     Kernel(
         "norm_triton:_norm_fwd_kernel", NORM_F | {"bias": "bf16", "mean": "fp32"}, ROW | {"BLOCK_ROWS": 2}, 8
     ),
@@ -211,27 +220,34 @@ KERNELS = (
     Kernel(
         "bias_dropout_add.kernel:_bias_dropout_add_fwd_kernel",
         {"x": "bf16", "bias": "bf16", "residual": "bf16", "y": "bf16"} | DRAW,
-        TILE | {"DROP": True, "OCTETS": True},
+        TILE | {"STRIPS": 7, "BLOCK_ROWS": 1, "DROP": True, "OCTETS": True},
+        2,
         draws=True,
     ),
     Kernel(
         "bias_dropout_add.kernel:_bias_dropout_add_bwd_kernel",
         {"dy": "bf16", "dx": "bf16", "partial": "fp32", "positions": "i64"} | DRAW,
-        TILE | {"DROP": True, "OCTETS": True},
+        TILE | {"STRIPS": 7, "OCTETS": True},
         draws=True,
     ),
     Kernel(  # Triton makes a constant of an argument that is 1
         "bias_dropout_add.kernel:_bias_dropout_add_bwd_kernel",
         {"dy": "bf16", "dx": "bf16", "partial": "fp32"} | DRAW,
-        TILE | {"DROP": True, "OCTETS": True, "batch": 1, "splits": 1, "threshold": 1},
+        TILE | {"STRIPS": 7, "OCTETS": True, "batch": 1, "splits": 1, "threshold": 1},
         draws=True,
     ),
     Kernel(
         "bias_dropout_add.kernel:_bias_dropout_add_fwd_kernel",
         {"x": "bf16", "residual": "bf16", "y": "bf16"} | DRAW,
-        TILE | {"DROP": True, "OCTETS": False},
+        TILE | {"STRIPS": 7, "DROP": True, "OCTETS": False},
         wide=False,
         draws=True,
+    ),
+    Kernel(
+        "bias_dropout_add.kernel:_bias_gradient_kernel",
+        {"dy": "bf16", "partial": "fp32"},
+        {"STRIPS": 7, "BLOCK_ROWS": 4, "BLOCK_COLS": 512, "STAGES": 3},
+        2,
     ),
     Kernel(
         "masked_softmax.kernel:_masked_softmax_fwd_kernel",

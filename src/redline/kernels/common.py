@@ -207,14 +207,14 @@ class RowConfig:
 
 
 @functools.cache
-def tile_config(cols: int, shared: bool) -> TileConfig:
-    """1024 elements over 4 warps: a 16-byte load of bf16 a thread and operand, and many programs an SM.
+def tile_config(cols: int, elements: int = 1024, width: int = 1024, warps: int = 4) -> TileConfig:
+    """`elements` in rows of up to `width` columns, both powers of 2.
 
-    Two rows where they have something to share, such as a bias. On an H200 two loads a thread take 1% longer
-    without one (four 3%), and a forward with one takes 8% longer with a row.
+    As it stands, a thread has one 16-byte load of bf16 an operand, and an SM many programs. Rooms whose
+    kernels do more beside it, or draw, ask for another tile: benchmarks/tune_kernels.py times some.
     """
-    block_cols = min(next_power_of_2(cols), 1024)
-    return TileConfig((2048 if shared else 1024) // block_cols, block_cols, 4)
+    block_cols = min(next_power_of_2(cols), width)
+    return TileConfig(elements // block_cols, block_cols, warps)
 
 
 @functools.cache

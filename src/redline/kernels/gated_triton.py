@@ -113,7 +113,7 @@ def gated_forward(x: Tensor, bias: Tensor | None, kind: str, clamp: float | None
     if y.numel() == 0:
         return y
     x_rows = as_rows(x)
-    rows, config = x_rows.shape[0], tile_config(cols, bias is not None)
+    rows, config = x_rows.shape[0], tile_config(cols)
     strips = ceil_div(cols, config.block_cols)
     with on_device_of(x):
         _gated_fwd_kernel[(strips * ceil_div(rows, config.block_rows),)](
@@ -140,7 +140,7 @@ def gated_backward(
     if x.numel() == 0:
         return dx, dbias.zero_()
     x_rows, dy_rows = as_rows(x), as_rows(dy)
-    rows, cols, config = x_rows.shape[0], dy_rows.shape[1], tile_config(dy_rows.shape[1], bias is not None)
+    rows, cols, config = x_rows.shape[0], dy_rows.shape[1], tile_config(dy_rows.shape[1])
     strips, splits = ceil_div(cols, config.block_cols), ceil_div(rows, config.block_rows)
     if bias is not None:  # no more programs than are resident at once, each a long strip
         splits = min(splits, max(1, 4 * num_sms(x.get_device()) // strips))

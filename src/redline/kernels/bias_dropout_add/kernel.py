@@ -22,12 +22,15 @@ from torch import Tensor
 
 from redline.kernels.common import as_rows, ceil_div, contiguous_like, num_sms, on_device_of, tile_config
 from redline.kernels.launch import launchable
-from redline.kernels.triton_common import Sum, column_sums, philox_words
+from redline.kernels.triton_common import Sum, column_sums, philox_words, whole_rows
 from redline.rng import HIDDEN_LANES
 
 # Of a backward that sums: as many programs of 4 warps and 56 registers as are resident at once. On an H200
 # they take 68 us, twice as many 69, 10 of them 90: each multiprocessor has a second turn for one program.
 PROGRAMS_PER_SM = 9
+# Of one that only sums, as nothing was dropped: the next two steps are on their way through shared memory,
+# and it takes 43 us where one ahead in registers takes 45 to 50.
+SUM_PROGRAMS_PER_SM, SUM_STAGES = 12, 3
 
 
 @triton.jit
@@ -76,12 +79,11 @@ def _keep(
 @triton.jit
 def _bias_dropout_add_fwd_kernel(
     x_ptr, bias_ptr, residual_ptr, y_ptr, key_ptr, iteration_ptr, sample_ptr, positions_ptr,
-    rows, cols, x_stride, residual_stride, batch, threshold, scale,
-    DROP: tl.constexpr, OCTETS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
+    rows, cols, x_stride, residual_stride, batch, threshold, scale, DROP: tl.constexpr, OCTETS: tl.constexpr,
+    STRIPS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
 ):  # fmt: skip
-    tile, strip = _split(tl.program_id(0), tl.cdiv(cols, BLOCK_COLS))
-    first_col = strip * BLOCK_COLS
-    row = tile * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    first_col = tl.program_id(0) % STRIPS * BLOCK_COLS
+    row = tl.program_id(0) // STRIPS * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     col = first_col + tl.arange(0, BLOCK_COLS)
     held, wide_row = row < rows, row.to(tl.int64)
     mask = held[:, None] & (col < cols)[None, :]
@@ -108,17 +110,17 @@ def _bias_dropout_add_fwd_kernel(
 @triton.jit
 def _bias_dropout_add_bwd_kernel(
     dy_ptr, dx_ptr, partial_ptr, key_ptr, iteration_ptr, sample_ptr, positions_ptr,
-    rows, cols, dy_stride, batch, threshold, scale, splits,
-    DROP: tl.constexpr, OCTETS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
+    rows, cols, dy_stride, batch, threshold, scale, splits, OCTETS: tl.constexpr,
+    STRIPS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
 ):  # fmt: skip
-    split, strip = _split(tl.program_id(0), tl.cdiv(cols, BLOCK_COLS))
-    first_row, first_col, step = split * BLOCK_ROWS, strip * BLOCK_COLS, splits * BLOCK_ROWS
+    """Where something was dropped. partial_ptr is None without a bias."""
+    split, first_col = tl.program_id(0) // STRIPS, tl.program_id(0) % STRIPS * BLOCK_COLS
+    first_row, step = split * BLOCK_ROWS, splits * BLOCK_ROWS
     beside, col = tl.arange(0, BLOCK_ROWS), first_col + tl.arange(0, BLOCK_COLS)
     inside, wide_row, wide_step = (col < cols)[None, :], first_row.to(tl.int64), tl.cast(step, tl.int64)
-    if DROP:
-        k0, k1, iteration = _draw_of(key_ptr, iteration_ptr)
-        s, b = _split(first_row + beside, batch)
-        step_s, step_b = _split(step, batch)
+    k0, k1, iteration = _draw_of(key_ptr, iteration_ptr)
+    s, b = _split(first_row + beside, batch)
+    step_s, step_b = _split(step, batch)
     dy_at, dx_at = dy_ptr + wide_row * dy_stride, dx_ptr + wide_row * cols
     dy_offset = (beside.to(tl.int64) * dy_stride)[:, None] + col[None, :]
     dx_offset = (beside.to(tl.int64) * cols)[:, None] + col[None, :]
@@ -131,21 +133,36 @@ def _bias_dropout_add_bwd_kernel(
         dx = next_dy.to(tl.float32)
         dy_at += wide_step * dy_stride
         next_dy = tl.load(dy_at + dy_offset, mask=(beside < rows - first - step)[:, None] & inside, other=0.0)
-        if DROP:
-            tl.debug_barrier()
-            held = beside < rows - first
-            keep = _keep(
-                k0, k1, iteration, sample_ptr, positions_ptr, s, b, held, first_col, cols, threshold,
-                OCTETS, BLOCK_ROWS, BLOCK_COLS,
-            )  # fmt: skip
-            dx = tl.where(keep, dx * scale, 0.0)
-            tl.store(dx_at + dx_offset, dx.to(dx_ptr.dtype.element_ty), mask=held[:, None] & inside)
-            dx_at += wide_step * cols
-            s, b = s + step_s, b + step_b
-            s, b = tl.where(b < batch, s, s + 1), tl.where(b < batch, b, b - batch)
+        tl.debug_barrier()
+        held = beside < rows - first
+        keep = _keep(
+            k0, k1, iteration, sample_ptr, positions_ptr, s, b, held, first_col, cols, threshold,
+            OCTETS, BLOCK_ROWS, BLOCK_COLS,
+        )  # fmt: skip
+        dx = tl.where(keep, dx * scale, 0.0)
+        tl.store(dx_at + dx_offset, dx.to(dx_ptr.dtype.element_ty), mask=held[:, None] & inside)
+        dx_at += wide_step * cols
+        s, b = s + step_s, b + step_b
+        s, b = tl.where(b < batch, s, s + 1), tl.where(b < batch, b, b - batch)
         dbias += tl.sum(dx, axis=0, keep_dims=True) if BLOCK_ROWS == 2 else dx
     if partial_ptr is not None:
         tl.store(partial_ptr + split.to(tl.int64) * cols + col, tl.sum(dbias, axis=0), mask=col < cols)
+
+
+@launchable
+@triton.jit
+def _bias_gradient_kernel(
+    dy_ptr, partial_ptr, rows, cols, dy_stride, splits,
+    STRIPS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Where nothing was dropped, which leaves dy as it is."""
+    split = tl.program_id(0) // STRIPS
+    col = tl.program_id(0) % STRIPS * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
+    dbias = tl.zeros([BLOCK_ROWS, BLOCK_COLS], tl.float32)
+    for first in tl.range(split * BLOCK_ROWS, rows, splits * BLOCK_ROWS, num_stages=STAGES):
+        row = first + tl.arange(0, BLOCK_ROWS).to(tl.int64)
+        dbias += whole_rows(dy_ptr, row, dy_stride, col[None, :], rows, cols).to(tl.float32)
+    tl.store(partial_ptr + split.to(tl.int64) * cols + col, tl.sum(dbias, axis=0), mask=col < cols)
 
 
 def forward(
@@ -158,14 +175,14 @@ def forward(
         return y
     _, batch, cols = x.shape
     x_rows, residual_rows = as_rows(x), as_rows(residual)
-    rows, config = x_rows.shape[0], tile_config(cols, True)
-    grid = (ceil_div(cols, config.block_cols) * ceil_div(rows, config.block_rows),)
+    rows, config = x_rows.shape[0], tile_config(cols, warps=4 if key is None else 2)
+    strips = ceil_div(cols, config.block_cols)
     with on_device_of(x):
-        _bias_dropout_add_fwd_kernel[grid](
+        _bias_dropout_add_fwd_kernel[(strips * ceil_div(rows, config.block_rows),)](
             x_rows, bias, residual_rows, y, key, iteration, sample_index, positions,
             rows, cols, x_rows.stride(0), residual_rows.stride(0), batch, HIDDEN_LANES.threshold(probability),
             HIDDEN_LANES.scale(probability), key is not None, cols % 8 == 0,
-            config.block_rows, config.block_cols, num_warps=config.num_warps,
+            strips, config.block_rows, config.block_cols, num_warps=config.num_warps,
         )  # fmt: skip
     return y
 
@@ -185,19 +202,27 @@ def backward(
     if dy.numel() == 0:
         return dx, dbias.zero_()
     dy_rows = as_rows(dy)
-    rows, config = dy_rows.shape[0], tile_config(cols, True)
+    rows = dy_rows.shape[0]
+    config = tile_config(cols, 2048, 512, 2) if key is None else tile_config(cols, 2048)
     strips, splits = ceil_div(cols, config.block_cols), ceil_div(rows, config.block_rows)
     partial = None
     if bias is not None:  # few partial sums, each of a long strip
-        splits = min(splits, max(1, PROGRAMS_PER_SM * num_sms(dy.get_device()) // strips))
+        programs = num_sms(dy.get_device()) * (SUM_PROGRAMS_PER_SM if key is None else PROGRAMS_PER_SM)
+        splits = min(splits, max(1, programs // strips))
         partial = dy.new_empty((splits, cols), dtype=torch.float32)
+    tile = strips, config.block_rows, config.block_cols
     with on_device_of(dy):
-        _bias_dropout_add_bwd_kernel[(strips * splits,)](
-            dy_rows, dx, partial, key, iteration, sample_index, positions,
-            rows, cols, dy_rows.stride(0), batch, HIDDEN_LANES.threshold(probability),
-            HIDDEN_LANES.scale(probability), splits, key is not None, cols % 8 == 0,
-            config.block_rows, config.block_cols, num_warps=config.num_warps,
-        )  # fmt: skip
+        if key is not None:
+            _bias_dropout_add_bwd_kernel[(strips * splits,)](
+                dy_rows, dx, partial, key, iteration, sample_index, positions,
+                rows, cols, dy_rows.stride(0), batch, HIDDEN_LANES.threshold(probability),
+                HIDDEN_LANES.scale(probability), splits, cols % 8 == 0, *tile, num_warps=config.num_warps,
+            )  # fmt: skip
+        elif partial is not None:
+            _bias_gradient_kernel[(strips * splits,)](
+                dy_rows, partial, rows, cols, dy_rows.stride(0), splits, *tile, SUM_STAGES,
+                num_warps=config.num_warps,
+            )  # fmt: skip
         if partial is not None:
             column_sums(Sum.of(partial, dbias, main_grad))
     return dx, dbias
