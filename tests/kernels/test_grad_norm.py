@@ -46,10 +46,10 @@ def test_statistics_match_float64(device, sizes, dtype, bad, zeros):
 
 
 def test_several_pieces_and_a_ragged_end(device, monkeypatch):
-    """Pieces of 4,096 in place of 65,536: the interpreter sees eleven of them, the last one short."""
+    """Pieces of 4,096 elements in place of 65,536: the interpreter sees eleven of them, the last one short."""
     from redline.kernels.grad_norm import kernel
 
-    monkeypatch.setattr(kernel, "PIECE", 4096)
+    monkeypatch.setattr(kernel, "PIECE_BYTES", 4 * 4096)
     grad = torch.randn(41_003, generator=torch.Generator().manual_seed(1)).to(device)
     squares, _, nonzero = grad_statistics([grad[:17], grad[17:]]).tolist()
     assert squares == pytest.approx(float((grad.double() ** 2).sum()), rel=1e-13)

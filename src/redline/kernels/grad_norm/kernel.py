@@ -1,7 +1,7 @@
 """Gradient statistics in Triton: partial results of fixed pieces, then one program that adds them in order.
 
-A piece is 65,536 elements whatever the device, so the result is the same on every run and every GPU. Squares
-are added in fp64: those of an fp32 element are exact there and never overflow.
+A piece is 256 KiB whatever the device, so the result is the same on every run and every GPU. Squares are added
+in fp64: those of an fp32 element are exact there and never overflow.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
@@ -19,7 +19,7 @@ from torch import Tensor
 from redline.kernels.common import ceil_div, on_device_of
 from redline.kernels.launch import launchable
 
-PIECE = 1 << 16
+PIECE_BYTES = 1 << 18
 LANES, WARPS = 1024, 8  # a lane is one 16-byte load, so a thread has four in flight
 
 
@@ -64,7 +64,7 @@ def _total_kernel(partial_ptr, out_ptr, num_pieces, BLOCK: tl.constexpr):
 
 def statistics(grads: Sequence[Tensor]) -> Tensor:
     """float64 [3] of contiguous tensors on one device."""
-    pieces = [ceil_div(grad.numel(), PIECE) for grad in grads]
+    pieces = [ceil_div(grad.numel() * grad.itemsize, PIECE_BYTES) for grad in grads]
     num_pieces = sum(pieces)
     out = torch.empty(3, dtype=torch.float64, device=grads[0].device)
     partial = torch.empty((3, num_pieces), dtype=torch.float64, device=out.device)
@@ -74,7 +74,8 @@ def statistics(grads: Sequence[Tensor]) -> Tensor:
             if count:
                 _piece_kernel[(count,)](
                     grad, partial, grad.numel(), first, num_pieces,
-                    PIECE=PIECE, LANES=LANES, WIDTH=16 // grad.itemsize, num_warps=WARPS,
+                    PIECE=PIECE_BYTES // grad.itemsize, LANES=LANES, WIDTH=16 // grad.itemsize,
+                    num_warps=WARPS,
                 )  # fmt: skip
             first += count
         _total_kernel[(3,)](partial, out, num_pieces, BLOCK=2048, num_warps=8)
