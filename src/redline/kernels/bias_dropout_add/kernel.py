@@ -28,8 +28,8 @@ from redline.rng import HIDDEN_LANES
 # Of a backward that sums: as many programs of 4 warps and 56 registers as are resident at once. On an H200
 # they take 68 us, twice as many 69, 10 of them 90: each multiprocessor has a second turn for one program.
 PROGRAMS_PER_SM = 9
-# Of one that only sums, as nothing was dropped: the next two steps are on their way through shared memory,
-# and it takes 43 us where one ahead in registers takes 45 to 50.
+# Of one that only sums, as nothing was dropped: the next two steps are on their way to shared memory. That is
+# 43 us; with one step ahead in registers it was 45, with none 50.
 SUM_PROGRAMS_PER_SM, SUM_STAGES = 12, 3
 
 
