@@ -46,7 +46,7 @@ def test_statistics_match_float64(device, sizes, dtype, bad, zeros):
 
 
 def test_several_pieces_and_a_ragged_end(device, monkeypatch):
-    """Pieces of 4,096 elements in place of 65,536: the interpreter sees eleven of them, the last one short."""
+    """Pieces of 4,096 elements: the interpreter sees eleven of them, the last one short."""
     from redline.kernels.grad_norm import kernel
 
     monkeypatch.setattr(kernel, "PIECE_BYTES", 4 * 4096)

@@ -1,7 +1,7 @@
 """Gradient statistics in Triton: partial results of fixed pieces, then one program that adds them in order.
 
-A piece is 256 KiB whatever the device, so the result is the same on every run and every GPU. Squares are added
-in fp64: those of an fp32 element are exact there and never overflow.
+A piece is 256 KiB whatever the device, so the result is the same on every run and every GPU. Squares are
+added in fp64: those of an fp32 element are exact there and never overflow.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
