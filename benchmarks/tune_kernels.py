@@ -32,6 +32,7 @@ from redline.kernels.qk_norm import op as qk_norm_op
 from redline.kernels.qk_norm.kernel import HeadConfig
 from redline.kernels.qk_norm.reference import QKNormParams
 from redline.kernels.rotary.kernel import HeadConfig as TurnConfig
+from redline.kernels.wide_norm_triton import WIDE
 
 ROUNDS = 8  # under the profiler, which says what each kernel takes
 AS_WRITTEN = "as written"
@@ -172,6 +173,10 @@ def choices() -> Iterator[Choice]:
         for tile, warps in ((4096, 4), (4096, 16), (8192, 8), (16384, 8)):
             what = f"forward: tile {tile}, {warps} warps"
             yield op, what, "norm_triton", {"forward_config": _whole_rows(tile, warps)}
+        for chunk, warps in ((1024, 4), (2048, 8), (4096, 8), (4096, 16)):
+            chunks = lambda cols, layer, c=chunk, w=warps: TileConfig(1, c, w)  # noqa: E731
+            what = f"forward: chunks of {chunk}, {warps} warps"
+            yield op, what, "wide_norm_triton", {"wide_config": chunks}
     elementwise = {
         "bias_squared_relu": "ungated_triton",
         "bias_gelu": "ungated_triton",
@@ -208,8 +213,21 @@ def choices() -> Iterator[Choice]:
     for programs in (8, 10, 18):
         what = f"{programs} programs an SM"
         yield "bias_dropout_add", what, "bias_dropout_add.kernel", {"PROGRAMS_PER_SM": programs}
+    for programs, stages in ((8, 4), (16, 1), (16, 3)):
+        values = {"SUM_PROGRAMS_PER_SM": programs, "SUM_STAGES": stages}
+        what = f"a sum alone: {programs} programs an SM, {stages} stages"
+        yield "bias_dropout_add", what, "bias_dropout_add.kernel", values
     for what, values in embedding_choices():
         yield "embedding", what, "embedding.kernel", values
+
+
+def concerns(choice: Choice, case: BenchCase) -> bool:
+    """Whether the case launches what the choice is about: a norm holds its rows, or reads wide ones again."""
+    op, _, module, values = choice
+    if op != case.op or (module != "wide_norm_triton" and "forward_config" not in values):
+        return op == case.op
+    read_again = not case.name.startswith("residual") and int(case.name.split()[-1]) > WIDE
+    return read_again == (module == "wide_norm_triton")
 
 
 def host_pieces() -> dict[str, float]:
@@ -261,7 +279,7 @@ def main(out: str, *only: str) -> None:
         kernels = kernel_times(case, device)
         breakdown.append({"op": case.op, "case": case.name, "kernels": kernels})
         print(case.op, case.name, *(f"{us:.1f} {name}" for name, us in kernels), sep="\n   ")
-        rows = in_turns(case, device, [choice for choice in choices() if choice[0] == case.op])
+        rows = in_turns(case, device, [choice for choice in choices() if concerns(choice, case)])
         for row in sorted(rows, key=lambda row: row.get("forward_us", 0.0)):
             print(f"   {row['what']}:", row.get("error") or _in_words(row), flush=True)
         found += rows

@@ -124,7 +124,7 @@ KERNELS = (
         "adamw.kernel:_adamw_kernel",
         {name: kind for name, kind in ADAM.items() if "_top" not in name}
         | {"exp_avg": "bf16", "exp_avg_sq": "bf16"},
-        ADAM_FORM,
+        ADAM_FORM | {"PER": 1024},
     ),
     Kernel("norm_triton:_norm_fwd_kernel", NORM_F, ROW, 8),
     Kernel("norm_triton:_norm_bwd_kernel", NORM_B, ROW | {"STAGES": 3}, 8, registers=128),
@@ -132,10 +132,14 @@ KERNELS = (
         Kernel(
             "wide_norm_triton:_wide_norm_fwd_kernel",
             {name: NORM_F[name] for name in ("x", "weight", "y", "rstd")} | statistics,
-            {"ZERO_CENTERED": True, "CHUNKS": 2, "CHUNK": 4096},
+            {"ZERO_CENTERED": True, "CHUNKS": chunks, "CHUNK": chunk},
             warps,
         )
-        for statistics, warps in (({}, 16), ({"bias": "bf16", "mean": "fp32"}, 8))
+        for statistics, chunks, chunk, warps in (
+            ({}, 2, 4096, 16),
+            ({"bias": "bf16", "mean": "fp32"}, 2, 4096, 8),
+            ({"bias": "bf16", "mean": "fp32"}, 5, 1024, 4),
+        )
     ),
     Kernel(
         "norm_triton:_norm_fwd_kernel", NORM_F | {"bias": "bf16", "mean": "fp32"}, ROW | {"BLOCK_ROWS": 2}, 8
@@ -173,7 +177,6 @@ KERNELS = (
         "embedding.kernel:_gather_kernel",
         {"tokens": "i64", "weight": "bf16", "positions": "i64", "position_weight": "bf16", "out": "bf16"},
         {"POSITIONS": True, "WHOLE": False, "ROWS": 2, "BLOCKS": 2, "BLOCK": 1024},
-        2,
     ),
     Kernel(
         "embedding.kernel:_sort_tiles_kernel",
@@ -200,12 +203,17 @@ KERNELS = (
     Kernel(
         "gated_triton:_gated_bwd_kernel",
         STRIP,
-        TILE | {"STRIPS": 7, "FAST": True, "KIND": "tanh", "CLAMP": False, "NUM_STAGES": 3},
+        TILE | {"STRIPS": 7, "FAST": True, "BLOCK_ROWS": 1, "KIND": "tanh", "CLAMP": False, "NUM_STAGES": 3},
     ),
     Kernel(
         "ungated_triton:_ungated_fwd_kernel",
         {"x": "bf16", "bias": "bf16", "y": "bf16"},
         TILE | {"STRIPS": 7, "FAST": True, "KIND": "exact"},
+    ),
+    Kernel(
+        "ungated_triton:_ungated_fwd_kernel",
+        {"x": "bf16", "bias": "bf16", "y": "bf16"},
+        TILE | {"STRIPS": 7, "FAST": True, "BLOCK_ROWS": 1, "KIND": "relu2"},
     ),
     Kernel(
         "ungated_triton:_ungated_bwd_kernel",
@@ -239,9 +247,15 @@ KERNELS = (
     Kernel(
         "bias_dropout_add.kernel:_bias_dropout_add_fwd_kernel",
         {"x": "bf16", "residual": "bf16", "y": "bf16"} | DRAW,
-        TILE | {"STRIPS": 7, "DROP": True, "OCTETS": False},
+        TILE | {"STRIPS": 7, "BLOCK_ROWS": 1, "DROP": True, "OCTETS": False},
+        2,
         wide=False,
         draws=True,
+    ),
+    Kernel(
+        "bias_dropout_add.kernel:_bias_dropout_add_fwd_kernel",
+        {"x": "bf16", "bias": "bf16", "residual": "bf16", "y": "bf16"},
+        TILE | {"STRIPS": 7, "BLOCK_ROWS": 1, "DROP": False, "OCTETS": True},
     ),
     Kernel(
         "bias_dropout_add.kernel:_bias_gradient_kernel",

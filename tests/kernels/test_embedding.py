@@ -126,6 +126,17 @@ def test_positions_are_added_before_the_one_rounding(device, dtype, fused_grad):
             torch.testing.assert_close(grad.double(), expected, rtol=4 * eps, atol=8 * eps)
 
 
+def test_tables_of_two_dtypes_are_added_in_fp32(device):
+    """Kernel and twin round the sum once, to the dtype of the words."""
+    gen = torch.Generator().manual_seed(3)
+    words = (6e4 * torch.rand(9, 40, generator=gen)).half().to(device)
+    places = (1e3 * torch.randn(5, 40, generator=gen)).bfloat16().to(device)
+    tokens, ids = torch.arange(5, device=device), torch.arange(5, device=device)
+    true = (words[tokens].double() + places[ids].double()).half()
+    for impl in ("triton", "reference"):
+        assert torch.equal(embedding(tokens, words, positions=Positions(ids, places), impl=impl), true)
+
+
 def test_shares_of_the_vocabulary_add_up(device):
     """Each rank looks up its rows and gives zeros elsewhere; gradients land in its own rows only."""
     tokens, weight, dout = draw((30,), 50, 56, 8, torch.float32, device)

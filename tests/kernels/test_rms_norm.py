@@ -127,7 +127,7 @@ def test_chunks_fit_the_row():
     for cols in range(norms.WIDE + 1, 5 * norms.WIDE, 127):
         for layer in (False, True):
             chunk = norms.wide_config(cols, layer).block_cols
-            assert -cols % chunk == -cols % 2048 and chunk in (2048, 4096)
+            assert -cols % chunk == -cols % min(chunk, 2048) and chunk in (1024, 2048, 4096)
     assert norms.wide_config(8192, True).num_warps == 8 < norms.wide_config(8192, False).num_warps
 
 

@@ -146,7 +146,9 @@ def test_other_precisions_follow_float64(kind, dtype, device):
     want = gradients(exact)
     for name, gradient in gradients(model).items():
         error = (gradient.cpu().double() - want[name]).norm() / want[name].norm()
-        assert error < 12 * torch.finfo(dtype).eps, (name, error)
+        # the terms of a gain of q or k cancel: 8 to 12.2 roundings in fp32, by the CPU's instruction set
+        roundings = 16 if name.endswith(("q_norm.weight", "k_norm.weight")) else 12
+        assert error < roundings * torch.finfo(dtype).eps, (name, error)
 
 
 def test_microbatches_accumulate(device):

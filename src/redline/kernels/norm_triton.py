@@ -1,12 +1,11 @@
 """RMSNorm and LayerNorm in Triton: one pair of kernels, with a mean to subtract or none.
 
 Forward: a program takes whole rows, as many as fill a tile, so that several 16-byte loads a thread are in
-flight and the vectors are read once a tile; mean and variance are two passes over registers (wide rows:
-wide_norm_triton.py). Backward: a
-persistent grid walks the rows and keeps the gradients of weight and bias in fp32 registers; the next rows are
-on their way to shared memory while this one's sums are made, so that memory never waits for the exchange
-between warps. Each program writes one partial row of each gradient, and a second launch adds those in fixed
-order, straight into main_grad where one is given.
+flight and the vectors are read once a tile; mean and variance are two passes over registers. (Wide rows
+without a residual: wide_norm_triton.py.) Backward: a persistent grid walks the rows and keeps the gradients
+of weight and bias in fp32 registers; the next rows are on their way to shared memory while this one's sums
+are made, so that memory never waits for the exchange between warps. Each program writes one partial row of
+each gradient, and a second launch adds those in fixed order, straight into main_grad where one is given.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False

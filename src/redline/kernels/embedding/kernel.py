@@ -21,8 +21,8 @@ from torch import Tensor
 from redline.kernels.common import ceil_div, next_power_of_2, on_device_of
 from redline.kernels.launch import launchable
 
-# 64 bytes a thread of bf16. On an H200 other shapes take up to 3% longer (16% with positions), masks 1%; to
-# have what is read or written evicted first costs 2 to 10%, to ask the L2 cache for more around it 0.5%.
+# 64 bytes a thread of bf16. On an H200 other shapes take up to 3% longer (with positions 17 to 37), masks 1;
+# to have what is read or written evicted first costs 2 to 10%, to ask the L2 cache for more around it 0.5.
 # Programs that stay and fetch the next rows ahead, in shared memory or registers, take 5 to 10% longer.
 GATHER_ROWS, GATHER_BLOCK, GATHER_WARPS = 2, 1024, 2
 # Most runs of a token are short: 8 rows a step take 5% longer on an H200, one row 1% less, but a run of many

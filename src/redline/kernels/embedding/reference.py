@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from redline.kernels.common import compute_dtype
+
 
 def lookup_reference(ids: Tensor, weight_VH: Tensor, vocab_start: int, vocab_size: int) -> Tensor:
     """Rows of the weight, [..., H]: 0 where another rank holds the row, NaN where the vocabulary does not."""
@@ -29,10 +31,12 @@ def embedding_reference(
     """Word embedding, plus the position's where one is given.
 
     Shapes: tokens and positions of any one shape, weights [V, H] and [P, H] -> [*tokens.shape, H] in the
-    weight's dtype. `lookup_reference` says what ids outside give.
+    weight's dtype, rounded once. `lookup_reference` says what ids outside give.
     """
     vocab_size = weight_VH.shape[0] if vocab_size is None else vocab_size
     words = lookup_reference(tokens, weight_VH, vocab_start, vocab_size)
     if positions is None or position_weight_PH is None:
         return words
-    return words + lookup_reference(positions, position_weight_PH, 0, position_weight_PH.shape[0])
+    places = lookup_reference(positions, position_weight_PH, 0, position_weight_PH.shape[0])
+    wide = compute_dtype(words)
+    return (words.to(wide) + places.to(wide)).to(words.dtype)
