@@ -77,6 +77,20 @@ def test_dynamic_scale_starts_afresh_after_a_run_without_one():
     assert scaler == make()
 
 
+def test_a_smaller_window_and_hysteresis_act_after_a_resume():
+    before = DynamicLossScale(scale=16.0, window=10, hysteresis=5)
+    for _ in range(7):
+        before.update(False)
+    resumed = make()
+    resumed.load_state_values(before.state_values())
+    assert resumed.hysteresis_left == 2
+    resumed.update(False)
+    assert (resumed.scale, resumed.clean_steps) == (32.0, 0), "8 clean steps are more than the window of 3"
+    resumed.update(True)
+    resumed.update(True)
+    assert resumed.scale == 16.0
+
+
 def test_half_a_state_is_refused():
     with pytest.raises(CheckpointError, match="clean_steps"):
         make().load_state_values({"scale": 2.0, "hysteresis_left": 1})

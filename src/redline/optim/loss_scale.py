@@ -78,7 +78,7 @@ class DynamicLossScale:
                 self.scale = max(self.scale * BACKOFF, self.min_scale)
             return
         self.clean_steps += 1
-        if self.clean_steps == self.window:
+        if self.clean_steps >= self.window:  # above it: counted under a larger window, before a resume
             self.clean_steps = 0
             self.hysteresis_left = self.hysteresis
             self.scale *= GROWTH
@@ -94,6 +94,8 @@ class DynamicLossScale:
     def load_state_values(self, values: Mapping[str, float]) -> None:
         """Go on from `state_values`; an empty one (the earlier run scaled nothing) keeps the initial state.
 
+        Window and hysteresis are of this run, also where they are smaller than those the values come from.
+
         Raises: CheckpointError when a value is missing.
         """
         if not values:
@@ -107,7 +109,7 @@ class DynamicLossScale:
             )
         self.scale = max(float(values["scale"]), self.min_scale)
         self.clean_steps = int(values["clean_steps"])
-        self.hysteresis_left = int(values["hysteresis_left"])
+        self.hysteresis_left = min(int(values["hysteresis_left"]), self.hysteresis)
 
 
 LossScale = ConstantLossScale | DynamicLossScale
