@@ -71,6 +71,29 @@ def test_b100_fall_back_to_the_newest_complete_one(tmp_path: Path) -> None:
     assert all(name in str(error.value) for name in (shard.name, "values.json", "manifest.json"))
 
 
+def test_a_damaged_latest_falls_back_below_itself_before_above(tmp_path: Path) -> None:
+    """8 and 10 are of the run that was rolled back to 6, and 7 is of the one that went on."""
+    for iteration in (6, 8, 10, 7):
+        save(tmp_path, iteration)
+    sixth, seventh, eighth, tenth = (tmp_path / folder_name(iteration) for iteration in (6, 7, 8, 10))
+    (seventh / "values.json").unlink()
+    found = find_latest(tmp_path)
+    assert found.folder == sixth and f"{tenth} is newer" in found.notices[0]
+    (sixth / "values.json").unlink()
+    found = find_latest(tmp_path)
+    assert found.folder == tenth and "last resort" in found.notices[0] and str(sixth) in found.notices[0]
+    (tenth / "values.json").unlink()
+    assert find_latest(tmp_path).folder == eighth
+
+
+def test_a_missing_latest_falls_back_below_itself_too(tmp_path: Path) -> None:
+    for iteration in (6, 10):
+        save(tmp_path, iteration)
+    (tmp_path / "latest").write_text("iter_0000007\n")
+    found = find_latest(tmp_path)
+    assert found.folder == tmp_path / "iter_0000006" and "iter_0000007, which is missing" in found.notices[0]
+
+
 def test_what_is_wrong_with_a_manifest_is_one_sentence(tmp_path: Path) -> None:
     first, second = save(tmp_path, 10), save(tmp_path, 20)
     (second / "manifest.json").unlink()

@@ -5,8 +5,8 @@
     <root>/iter_0000200.partial/   a save that is running, or was cut; never read, removed by the next save
     <root>/iter_0000100.replaced/  the old one while a new checkpoint of the same iteration takes its name
 
-At every moment a complete checkpoint exists, and `latest` (or, failing that, the highest iteration) leads to
-it, so a run killed anywhere resumes from at most one save interval ago. Nothing here imports torch.
+At every moment a complete checkpoint exists, and `latest` (or, without that file, the highest iteration)
+leads to it, so a run killed anywhere resumes from at most one save interval ago. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -70,7 +71,10 @@ def find_iteration(root: Path, iteration: int) -> Path:
 
 
 def find_latest(root: Path, *, verify: bool = False) -> Found:
-    """The checkpoint that `latest` names, or the newest complete one if that is missing or damaged.
+    """The checkpoint that `latest` names; where that is missing or damaged, the newest complete one below it.
+
+    Those above it are of a run that was rolled back, and are used only where nothing else is left. Without a
+    name in `latest`, the newest complete one.
 
     Args:
         root: the folder of checkpoints; a single checkpoint's own folder is accepted too.
@@ -87,26 +91,44 @@ def find_latest(root: Path, *, verify: bool = False) -> Found:
         if _NAME.fullmatch(path.stem) and path.suffix == _PARTIAL
     ]
     candidates, faults = _candidates(root), []
-    order = sorted(candidates, reverse=True)
-    if (root / LATEST).exists():
-        named = _named_by_latest(root)
-        if named in candidates:
-            order.sort(key=lambda iteration: iteration != named)
-        else:
-            wanted = "no checkpoint" if named is None else f"{folder_name(named)}, which is missing"
-            faults.append(f"{root / LATEST} names {wanted}")
-    for iteration in order:
+    named = _named_by_latest(root) if (root / LATEST).exists() else None
+    if (root / LATEST).exists() and named not in candidates:
+        wanted = "no checkpoint" if named is None else f"{folder_name(named)}, which is missing"
+        faults.append(f"{root / LATEST} names {wanted}")
+    for iteration in _by_preference(candidates, named):
         folder = candidates[iteration]
         fault = _damage(folder, verify)
         if fault is None:
-            if faults:
-                notices.append(f"{'; '.join(faults)}; using {folder}, the newest complete checkpoint.")
-            elif iteration < max(candidates):
-                newest = candidates[max(candidates)]
-                notices.append(f"{newest} is newer than {folder}, which `{LATEST}` names; it is not used.")
+            if said := _choice_told(candidates, iteration, named, faults):
+                notices.append(said)
             return Found(folder, tuple(notices))
         faults.append(fault)
     return _nothing_complete(root, faults) if faults else Found(None, tuple(notices))
+
+
+def _by_preference(iterations: Iterable[int], named: int | None) -> list[int]:
+    """Newest first, but those above the named one, which a roll-back has left behind, last."""
+    return sorted(iterations, key=lambda each: (named is not None and each > named, -each))
+
+
+def _choice_told(candidates: Mapping[int, Path], chosen: int, named: int | None, faults: list[str]) -> str:
+    """Why this checkpoint and which newer one is passed over; "" where there is nothing to tell."""
+    folder, newest = candidates[chosen], candidates[max(candidates)]
+    if not faults:
+        passed_over = f"{newest} is newer than {folder}, which `{LATEST}` names; it is not used."
+        return passed_over if chosen < max(candidates) else ""
+    why = "; ".join(faults)
+    if named is None or max(candidates) <= named:
+        return f"{why}; using {folder}, the newest complete checkpoint."
+    if chosen < named:
+        return (
+            f"{why}; using {folder}, the newest complete checkpoint before that one "
+            f"({newest} is newer than what `{LATEST}` names and is not used)."
+        )
+    return (
+        f"{why}; using {folder} as a last resort: it is newer than what `{LATEST}` names, as of a run "
+        "that was rolled back, and no older checkpoint is complete."
+    )
 
 
 def open_partial(root: Path, iteration: int) -> Path:
