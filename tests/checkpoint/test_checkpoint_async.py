@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from redline.checkpoint import AsyncWriter, find_latest, load_checkpoint, save_checkpoint
 from redline.checkpoint import writer as writer_module
@@ -89,18 +93,62 @@ def failing(*args: Any, **kwargs: Any) -> None:
     raise OSError(28, "No space left on device")
 
 
-def test_a_background_error_comes_out_of_the_next_save_once(
+def test_a_lost_save_is_told_once_and_the_next_one_made_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tensors = {"w": torch.ones(4)}
+    told: list[str] = []
     with AsyncWriter() as writer:
         with monkeypatch.context() as patch:
             patch.setattr(writer_module, "save_file", failing)
-            save_checkpoint(tmp_path, 1, tensors, {}, writer=writer)
-            with pytest.raises(CheckpointError, match="No space left"):
-                save_checkpoint(tmp_path, 2, tensors, {}, writer=writer)
-        save_checkpoint(tmp_path, 3, tensors, {}, writer=writer)
+            save_checkpoint(tmp_path, 1, {"w": torch.ones(4)}, {}, writer=writer)
+            wait([writer._saving])
+        save_checkpoint(tmp_path, 2, {"w": torch.full((4,), 2.0)}, {}, writer=writer, tell=told.append)
+        assert writer._saving is None and find_latest(tmp_path).folder == tmp_path / "iter_0000002"
+        (loss,) = told
+        assert "checkpoint of iteration 1 is lost: cannot write" in loss and "No space left" in loss
+        save_checkpoint(tmp_path, 3, {"w": torch.ones(4)}, {}, writer=writer, tell=told.append)
+        assert writer._saving is not None and len(told) == 1, "the background serves again"
     assert find_latest(tmp_path).folder == tmp_path / "iter_0000003" and not find_latest(tmp_path).notices
+    loaded = {"w": torch.zeros(4)}
+    load_checkpoint(tmp_path / "iter_0000002", loaded)
+    assert loaded["w"].eq(2).all()
+
+
+def test_a_second_failure_in_a_row_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer_module, "save_file", failing)
+    with AsyncWriter() as writer:
+        save_checkpoint(tmp_path, 1, {"w": torch.ones(4)}, {}, writer=writer)
+        with (
+            pytest.warns(UserWarning, match="iteration 1 is lost"),
+            pytest.raises(CheckpointError, match=r"iter_0000002.*No space left"),
+        ):
+            save_checkpoint(tmp_path, 2, {"w": torch.ones(4)}, {}, writer=writer)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_save_lost_on_one_rank_is_lost_on_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_ranks: Any
+) -> None:
+    """The second rank's disk is full once; the next save is whole when the call returns, on both ranks."""
+    root = tmp_path / "root"
+
+    def work(rank: int, group: dist.ProcessGroup) -> None:
+        told: list[str] = []
+        tensors = {"w": distribute_tensor(torch.arange(8.0), init_device_mesh("cpu", (2,)), [Shard(0)])}
+        with AsyncWriter(group) as writer:
+            with monkeypatch.context() as patch:
+                if rank == 1:
+                    patch.setattr(writer_module, "save_file", failing)
+                save_checkpoint(root, 1, tensors, {}, writer=writer, tell=told.append)
+                wait([writer._saving])
+            save_checkpoint(root, 2, tensors, {}, writer=writer, tell=told.append)
+            assert writer._saving is None and find_latest(root).folder == root / "iter_0000002"
+            assert len(told) == 1 and "rank_00001" in told[0], told
+
+    on_ranks(2, work)
+    loaded = {"w": torch.zeros(8)}
+    load_checkpoint(root / "iter_0000002", loaded)
+    assert torch.equal(loaded["w"], torch.arange(8.0)) and not (root / "iter_0000001").exists()
 
 
 def test_a_background_error_comes_out_of_close(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

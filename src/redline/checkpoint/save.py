@@ -4,12 +4,17 @@ An asynchronous save returns as soon as a snapshot of the tensors lies in host m
 it. DCP's own `save` runs in that thread, planning included, and the caller waits until the writer has taken
 the snapshot. So planning's collectives never overlap the caller's, only what this rank will write is copied,
 and single-process and many-rank saves are one code path.
+
+A background save that failed is known only when the next one begins. That one is then made at once, so that
+its own fate is known: one full disk in the middle of a run costs one checkpoint and not the run. DCP tells
+every rank of a failure on any of them, so all of them change to saving at once together.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,16 +54,21 @@ class SaveReport:
 class AsyncWriter:
     """Writes checkpoints in the background, at most one at a time.
 
-    A failed save raises its CheckpointError from the next save, from `wait` or from `close`, once; the writer
-    can be used on. As a context manager it waits at the end of the block.
+    A failed save raises its CheckpointError from `wait` or from `close`, once, unless another save came
+    first: that one tells it and is made at once. The writer can be used on. As a context manager it waits at
+    the end of the block.
 
     Args:
         group: the ranks that save together; None for a single process. It must be able to move CPU objects
             (Gloo) and be used for nothing else, since the background thread ends a save with a collective.
+
+    Attributes:
+        iteration: of the save begun last, None before the first.
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self.group = group
+        self.iteration: int | None = None
         self._buffers = StagingBuffers()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._saving: Future[None] | None = None
@@ -85,6 +95,7 @@ class AsyncWriter:
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()  # the thread copies on its own stream
         taken: Future[None] = Future()
+        self.iteration = storage.iteration
 
         def snapshot(plan: SavePlan, planner: SavePlanner) -> Resolve:
             resolve = self._buffers.snapshot(plan, planner)
@@ -128,6 +139,7 @@ def save_checkpoint(
     writer: AsyncWriter | None = None,
     group: dist.ProcessGroup | None = None,
     waits: Waits = waits_unseen,
+    tell: Callable[[str], object] = warnings.warn,
 ) -> SaveReport:
     """Save `tensors` and `values` as `root/iter_<iteration>` and make it the latest checkpoint.
 
@@ -140,15 +152,23 @@ def save_checkpoint(
         values: everything else, as JSON; of the first rank where there are several.
         keep: how many of the newest checkpoints stay, this one included (None: all).
         keep_every: checkpoints whose iteration is a multiple of this stay in any case.
-        writer: saves in the background, on its group's ranks; None saves at once.
+        writer: saves in the background, on its group's ranks; None saves at once. Where its previous save was
+            lost, this one is made at once too.
         group: without a writer, the ranks that save together; None for a single process.
-        waits: without a writer, called with what this rank begins to wait for the others in.
+        waits: of a save made at once, called with what this rank begins to wait for the others in.
+        tell: called with a sentence where the previous save of `writer` was lost, before this one begins.
 
-    Raises: CheckpointError when this save, or the previous one of `writer`, cannot be written (full disk, no
-        permission), or when `values` are no JSON. Older checkpoints are then as they were.
+    Raises: CheckpointError when this save cannot be written (full disk, no permission), or when `values` are
+        no JSON. Older checkpoints are then as they were.
     """
     content = values_to_json(values)
-    waited_s = writer.wait() if writer else 0.0
+    waited_s, lost = _previous(writer)
+    if writer is not None and lost is not None:
+        tell(
+            f"the checkpoint of iteration {writer.iteration} is lost: {lost.what} "
+            f"That of iteration {iteration} is now written at once, not in the background."
+        )
+        group, writer = writer.group, None
     started = time.perf_counter()
     storage = CheckpointWriter(
         root,
@@ -164,6 +184,20 @@ def save_checkpoint(
         with one_process_is_fine():
             _save(storage, tensors, group)
     return SaveReport(root / folder_name(iteration), waited_s, time.perf_counter() - started)
+
+
+def _previous(writer: AsyncWriter | None) -> tuple[float, CheckpointError | None]:
+    """Seconds spent waiting for the save in flight, and its error where it was lost, the same on all ranks.
+
+    Anything but a CheckpointError (a rank that is gone, a bug) is raised: ranks may differ in it.
+    """
+    if writer is None:
+        return 0.0, None
+    started = time.perf_counter()
+    try:
+        return writer.wait(), None
+    except CheckpointError as lost:
+        return time.perf_counter() - started, lost
 
 
 def _save(storage: CheckpointWriter, tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None) -> None:

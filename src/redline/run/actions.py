@@ -226,6 +226,7 @@ class RunActions:
             writer=self._writer,
             group=run.groups.control.handle,
             waits=run.progress.meets,
+            tell=lambda lost: self.display.message(f"step {state.iteration}: {lost}"),
         )
         self.saved = report.folder
         if self.ledger is None:
