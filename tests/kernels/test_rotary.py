@@ -243,7 +243,7 @@ def test_empty_and_refusals(device):
     sum(t.sum() for t in rotary_qkv(qkv * 1, cos, sin, **sizes, impl="triton")).backward()
     assert qkv.grad.shape == qkv.shape
     q = torch.zeros(2, 1, 1, 8, device=device)
-    assert "fp32" in supports(q, cos.double())
+    assert "fp32" in supports(q, cos.double(), cos) and "fp32" in supports(q, cos, cos.double())
     with pytest.raises(ConfigError, match="fp32"):
         rotary(q, q, cos.double(), sin.double(), rotary_dim=8, impl="triton")
     for wrong in (torch.zeros(2, device=device), torch.zeros(2, 1, dtype=torch.bool, device=device)):

@@ -13,7 +13,16 @@ from torch.autograd.function import once_differentiable
 
 from redline.errors import ShapeError
 from redline.kernels.activation_reference import Form, bias_activation_reference
-from redline.kernels.common import Impl, accumulate_into, apply, lazily, operator, use_triton, why_not
+from redline.kernels.common import (
+    Impl,
+    accumulate_into,
+    apply,
+    buffer_of,
+    lazily,
+    operator,
+    use_triton,
+    why_not,
+)
 
 
 def supports(x: Tensor, bias: Tensor | None = None) -> str | None:
@@ -96,6 +105,6 @@ def bias_activation(
         )
     if use_triton(op, impl, supports(x, bias)):
         function = GatedActivationFn if form.gated else BiasActivationFn
-        y: Tensor = apply(function, x, bias, main_grad, *form)
+        y: Tensor = apply(function, x, bias, buffer_of(bias, main_grad), *form)
         return y
     return bias_activation_reference(x, None if bias is None else accumulate_into(bias, main_grad), form)

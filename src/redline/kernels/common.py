@@ -63,6 +63,7 @@ def operator(schema: str, launch: Callable[..., Any], fake: Callable[..., Any]) 
     def call(*args: Any) -> Any:
         return op(*args) if is_compiling() else launch(*args)
 
+    call.__doc__ = f"redline::{schema}"
     return call
 
 
@@ -169,6 +170,11 @@ class _AccumulateInto(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[None, None]:
         ctx.main_grad.add_(grad)
         return None, None
+
+
+def buffer_of(param: Tensor | None, main_grad: Tensor | None) -> Tensor | None:
+    """`main_grad`, but none of a frozen parameter: what a kernel adds there nobody would have asked for."""
+    return main_grad if param is not None and param.requires_grad else None
 
 
 def accumulate_into(param: Tensor, main_grad: Tensor | None) -> Tensor:

@@ -68,6 +68,8 @@ def adamw_hyper(
 
     Host numbers go over in one small copy. Where any is a 0-d tensor on the device (a captured graph), all is
     computed there, in float64 as on the host.
+
+    Raises: ShapeError where lr and weight_decay differ in length.
     """
     require(len(lr) == len(weight_decay), "adamw: one lr and one weight decay a group.")
     pairs = [value for pair in zip(lr, weight_decay, strict=True) for value in pair]
@@ -90,6 +92,8 @@ def make_segments(
 
     `starts` rises from 0; `groups[i]` is the segment's entry in the lr and weight_decay of `adamw_hyper`.
     Made once a buffer.
+
+    Raises: ShapeError on starts that do not rise to the end, or without a group each.
     """
     bounds = (*starts, num_elements)
     rising = all(a < b for a, b in pairwise(bounds))
@@ -131,15 +135,22 @@ def adamw_(
     """One AdamW step in place. Formula: reference.py.
 
     Args:
-        state: the buffers (FlatState says which dtypes).
+        state: the buffers, contiguous [n] each (FlatState says which dtypes).
         hyper: from `adamw_hyper`.
         segments: from `make_segments`; None puts the whole buffer into group 0.
-        grad_factor: 0-d on the device; the gradient is multiplied by it (clip coefficient / loss scale).
-        found_inf: 0-d on the device; not 0 leaves everything bitwise as it is.
+        grad_factor: 0-d, floating, on the device; the gradient is multiplied by it (clip coefficient / loss
+            scale).
+        found_inf: 0-d, floating, on the device; not 0 leaves everything bitwise as it is.
 
     Raises: ShapeError on buffers that do not fit; ConfigError when impl="triton" cannot run.
     """
     _check(state, segments)
+    if segments is not None and not max(segments.group_of, default=-1) < hyper.num_groups:
+        last, known = max(segments.group_of), hyper.num_groups
+        raise ShapeError(
+            f"adamw: a segment of group {last}, hyperparameters of {known} groups.",
+            mend="give adamw_hyper an lr and a weight decay for each.",
+        )
     if not use_triton("adamw", impl, supports(state)):
         adamw_reference(state, hyper, segments, grad_factor, found_inf)
         return

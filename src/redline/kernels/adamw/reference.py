@@ -49,6 +49,11 @@ class Hyper:
     beta2: float
     eps: float
 
+    @property
+    def num_groups(self) -> int:
+        """Groups that have an lr and a weight decay here."""
+        return (len(self.values) - 3) // 2
+
 
 @dataclass(frozen=True, slots=True)
 class Segments:

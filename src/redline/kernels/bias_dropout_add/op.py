@@ -10,7 +10,16 @@ from torch.autograd.function import once_differentiable
 
 from redline.errors import ShapeError
 from redline.kernels.bias_dropout_add.reference import DropoutKey, bias_dropout_add_reference
-from redline.kernels.common import Impl, accumulate_into, apply, lazily, operator, use_triton, why_not
+from redline.kernels.common import (
+    Impl,
+    accumulate_into,
+    apply,
+    buffer_of,
+    lazily,
+    operator,
+    use_triton,
+    why_not,
+)
 
 
 def supports(x_SBH: Tensor, bias_H: Tensor | None, residual_SBH: Tensor) -> str | None:
@@ -121,6 +130,7 @@ def bias_dropout_add(
             if draw is None
             else (draw.key, draw.iteration, draw.sample_index_B, draw.positions_S)
         )
+        main_grad = buffer_of(bias_H, main_grad)
         y: Tensor = apply(BiasDropoutAddFn, x_SBH, bias_H, residual_SBH, main_grad, probability, *where)
         return y
     bias = None if bias_H is None else accumulate_into(bias_H, main_grad)

@@ -230,7 +230,7 @@ def _sorted(ids: Tensor, vocab_size: int) -> Tensor:
     ids = ids.reshape(-1).contiguous()  # of strided ids a view may come out of the first
     tokens = len(ids)
     if tokens > RANK_TOKENS or vocab_size * RANK_TILE >= 2**31:
-        in_order, places = ids.clamp(-1, vocab_size).to(torch.int32).sort(stable=True)
+        in_order, places = ids.long().clamp(-1, vocab_size).to(torch.int32).sort(stable=True)
         return (in_order.long() << 32) | places
     keys_T = torch.empty_like(ids, dtype=torch.int32)
     entries_T = torch.empty_like(ids, dtype=torch.int64)

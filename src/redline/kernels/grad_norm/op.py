@@ -30,7 +30,7 @@ def grad_statistics(grads: Sequence[Tensor], *, impl: Impl = "auto") -> Tensor:
             reference).
 
     Returns: float64 [3] on that device; the same bits for the same buffers, run to run.
-    Raises: ShapeError without a tensor or on one that is not contiguous.
+    Raises: ShapeError without a tensor or on one not contiguous, ConfigError when impl="triton" cannot run.
     """
     require(len(grads) > 0, "grad_norm needs a gradient to measure.")
     require(all(grad.is_contiguous() for grad in grads), "grad_norm takes contiguous buffers.")

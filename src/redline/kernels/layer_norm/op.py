@@ -9,7 +9,16 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from redline.errors import ShapeError
-from redline.kernels.common import Impl, accumulate_into, apply, lazily, operator, use_triton, why_not
+from redline.kernels.common import (
+    Impl,
+    accumulate_into,
+    apply,
+    buffer_of,
+    lazily,
+    operator,
+    use_triton,
+    why_not,
+)
 from redline.kernels.layer_norm.reference import add_layer_norm_reference, layer_norm_reference
 
 MAX_COLS = 32768  # one row is held by one program
@@ -169,7 +178,8 @@ def layer_norm(
     _check(x, weight, bias)
     if use_triton("layer_norm", impl, supports(x, weight, bias)):
         form = eps, zero_centered, out_dtype or x.dtype
-        y: Tensor = apply(LayerNormFn, x, weight, bias, main_grad, bias_main_grad, form)
+        grads = buffer_of(weight, main_grad), buffer_of(bias, bias_main_grad)
+        y: Tensor = apply(LayerNormFn, x, weight, bias, *grads, form)
         return y
     weight = accumulate_into(weight, main_grad)
     bias = None if bias is None else accumulate_into(bias, bias_main_grad)
@@ -200,7 +210,8 @@ def add_layer_norm(
         )
     if use_triton("add_layer_norm", impl, supports(x, weight, bias, residual)):
         form = eps, zero_centered, out_dtype or x.dtype
-        y, total = apply(AddLayerNormFn, x, residual, weight, bias, main_grad, bias_main_grad, form)
+        grads = buffer_of(weight, main_grad), buffer_of(bias, bias_main_grad)
+        y, total = apply(AddLayerNormFn, x, residual, weight, bias, *grads, form)
         return y, total
     weight = accumulate_into(weight, main_grad)
     bias = None if bias is None else accumulate_into(bias, bias_main_grad)

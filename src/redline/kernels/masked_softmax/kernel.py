@@ -48,7 +48,8 @@ def _masked_softmax_fwd_kernel(
     if CAUSAL:
         limit = tl.minimum(limit, query + 1 + cols - queries)
     if lengths_ptr is not None:
-        limit = tl.minimum(limit, tl.load(lengths_ptr + batch, mask=row < rows, other=0).to(tl.int32))
+        length = tl.load(lengths_ptr + batch, mask=row < rows, other=0).to(tl.int64)
+        limit = tl.minimum(limit, tl.minimum(length, cols).to(tl.int32))
     limit = limit[:, None]
     valid = col < limit
     read = col // 16 * 16 < limit  # in whole groups of 16, so that reads stay 16 bytes wide

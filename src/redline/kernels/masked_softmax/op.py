@@ -75,7 +75,8 @@ def masked_softmax(
 ) -> Tensor:
     """softmax over K of scale * scores without the masked positions; a row with nothing left is 0.
 
-    Shapes: scores [B, N, S, K] of any strides (copied where rows have none in common) -> the same.
+    Shapes: scores [B, N, S, K] of any strides (copied where rows have none in common), bf16, fp16, fp32 (fp64
+        by the reference) -> the same, in their dtype.
     Args:
         causal: query i sees keys up to i + K - S.
         mask: bool, broadcastable to scores; True = masked out.

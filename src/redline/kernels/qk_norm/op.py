@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 from torch.compiler import is_compiling
 
 from redline.errors import ShapeError
-from redline.kernels.common import Impl, apply, lazily, operator, use_triton, why_not
+from redline.kernels.common import Impl, apply, buffer_of, lazily, operator, use_triton, why_not
 from redline.kernels.qk_norm.reference import KINDS, Kind, QKNormParams, qk_norm_reference
 
 MAX_HEAD_DIM = 2048
@@ -141,7 +141,8 @@ def qk_norm(
     _check_params(params, head_dim, kind)
     if use_triton("qk_norm", impl, supports(qkv_SBX, params, head_dim)):
         form = (num_heads, num_groups, head_dim, kind == "layer", eps, zero_centered)
-        q, k, v = apply(QKNormFn, qkv_SBX, *params[:4], params[4:], form)
+        grads = tuple(map(buffer_of, params[:4], params[4:]))
+        q, k, v = apply(QKNormFn, qkv_SBX, *params[:4], grads, form)
         return q, k, v
     return qk_norm_reference(qkv_SBX, params, num_heads, num_groups, head_dim, kind, eps, zero_centered)
 

@@ -9,7 +9,16 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from redline.errors import ShapeError
-from redline.kernels.common import Impl, accumulate_into, apply, lazily, operator, use_triton, why_not
+from redline.kernels.common import (
+    Impl,
+    accumulate_into,
+    apply,
+    buffer_of,
+    lazily,
+    operator,
+    use_triton,
+    why_not,
+)
 from redline.kernels.rms_norm.reference import add_rms_norm_reference, rms_norm_reference
 
 MAX_COLS = 32768  # one row is held by one program
@@ -148,7 +157,8 @@ def rms_norm(
     """
     _check(x, weight)
     if use_triton("rms_norm", impl, supports(x, weight)):
-        y: Tensor = apply(RMSNormFn, x, weight, main_grad, (eps, zero_centered, out_dtype or x.dtype))
+        form = eps, zero_centered, out_dtype or x.dtype
+        y: Tensor = apply(RMSNormFn, x, weight, buffer_of(weight, main_grad), form)
         return y
     return rms_norm_reference(x, accumulate_into(weight, main_grad), eps, zero_centered, out_dtype)
 
@@ -178,7 +188,8 @@ def add_rms_norm(
         )
     if use_triton("add_rms_norm", impl, supports(residual, weight, x)):
         dtype = out_dtype or (residual if x is None else x).dtype
-        y, total = apply(AddRMSNormFn, x, residual, weight, main_grad, (eps, zero_centered, dtype))
+        main_grad, form = buffer_of(weight, main_grad), (eps, zero_centered, dtype)
+        y, total = apply(AddRMSNormFn, x, residual, weight, main_grad, form)
         return y, total
     weight = accumulate_into(weight, main_grad)
     return add_rms_norm_reference(x, residual, weight, eps, zero_centered, out_dtype)

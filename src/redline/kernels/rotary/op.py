@@ -13,11 +13,12 @@ from redline.kernels.common import INTEGERS, Impl, apply, lazily, operator, spli
 from redline.kernels.rotary.reference import rotary_reference
 
 
-def supports(x: Tensor, cos_PR: Tensor, k: Tensor | None = None) -> str | None:
+def supports(x: Tensor, cos_PR: Tensor, sin_PR: Tensor, k: Tensor | None = None) -> str | None:
     """Why the kernel cannot take these tensors, or None."""
-    if cos_PR.dtype != torch.float32:
-        return f"the table of angles is {cos_PR.dtype}, the kernel reads fp32"
-    return why_not(x, cos_PR, k)
+    for table in (cos_PR, sin_PR):
+        if table.dtype != torch.float32:
+            return f"a table of angles is {table.dtype}, the kernel reads fp32"
+    return why_not(x, cos_PR, sin_PR, k)
 
 
 def _rotate_fake(
@@ -164,7 +165,7 @@ def rotary(
             f"rotary: q {tuple(q_SBND.shape)} and k {tuple(k_SBGD.shape)} differ in more than heads."
         )
     _check("rotary", S, B, D, cos_PR, sin_PR, positions_SB, rotary_dim)
-    if use_triton("rotary", impl, supports(q_SBND, cos_PR, k_SBGD)):
+    if use_triton("rotary", impl, supports(q_SBND, cos_PR, sin_PR, k_SBGD)):
         q, k = apply(RotaryFn, q_SBND, k_SBGD, cos_PR, sin_PR, positions_SB, interleaved)
         return q, k
     return (
@@ -188,8 +189,9 @@ def rotary_qkv(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Split a merged projection into q, k and v with q and k turned; the kernel works in place.
 
-    Shapes: qkv [S, B, (N + 2G) D] contiguous, last dim [q | k | v] -> [S, B, N, D] and two of [S, B, G, D],
-        views of qkv where the kernel ran. Do not read qkv afterwards: autograd raises if something saved it.
+    Shapes: qkv [S, B, (N + 2G) D] contiguous, last dim [q | k | v] -> [S, B, N, D] and two of [S, B, G, D] in
+        its dtype, views of qkv where the kernel ran. Do not read qkv afterwards: autograd raises if something
+        saved it.
     Otherwise as `rotary`.
     """
     shape = qkv_SBX.shape
@@ -200,7 +202,7 @@ def rotary_qkv(
         )
     S, B, _ = shape
     _check("rotary_qkv", S, B, head_dim, cos_PR, sin_PR, positions_SB, rotary_dim)
-    if use_triton("rotary_qkv", impl, supports(qkv_SBX, cos_PR)):
+    if use_triton("rotary_qkv", impl, supports(qkv_SBX, cos_PR, sin_PR)):
         if not (qkv_SBX.is_contiguous() and not (qkv_SBX.is_leaf and qkv_SBX.requires_grad)):
             raise ShapeError(
                 "rotary_qkv: qkv must be a contiguous intermediate result, since it is changed in place."
