@@ -27,7 +27,7 @@ from types import TracebackType
 from torch._C._distributed_c10d import Store
 
 from redline.comm.progress import Progress
-from redline.errors import RedlineError, TrainingError
+from redline.errors import RedlineError, TrainingError, first_line
 
 POLL_S = 0.5
 BEATS = 3  # polls without a beat after which a rank is taken for dead where a collective has failed
@@ -110,10 +110,11 @@ class Watchdog:
 
     def report(self, error: BaseException) -> None:
         """Tell the other ranks that this one has failed by itself, so that they end and say why."""
-        said = error.what if isinstance(error, RedlineError) else str(error).splitlines()[0]
+        kind = type(error).__name__
+        said = error.what if isinstance(error, RedlineError) else first_line(error)
         self._tell_others(
             TrainingError(
-                f"another rank has failed: {self._own()}: {type(error).__name__}: {said}",
+                f"another rank has failed: {self._own()}: {kind if said == kind else f'{kind}: {said}'}",
                 why="the ranks cannot go on without each other.",
                 mend="mend what it names, then resume with --load and --save of the run folder.",
             )
@@ -136,7 +137,7 @@ class Watchdog:
                 return found
         return TrainingError(
             f"a collective failed on {self._own()}.",
-            why=str(error).strip().splitlines()[0],
+            why=first_line(error),
             mend="look at the other ranks' messages, then resume with --load and --save of the run folder.",
         )
 
@@ -159,7 +160,7 @@ class Watchdog:
             except Exception as lost:  # whatever the store raises: without it no rank can go on
                 found = TrainingError(
                     f"{self._own()} has lost the store that all ranks meet at.",
-                    why=f"the process that served it is gone ({str(lost).splitlines()[0]}).",
+                    why=f"the process that served it is gone ({first_line(lost)}).",
                     mend="look at rank 0's messages, then resume with --load and --save of the run folder.",
                 )
             if found is not None and not self._over.is_set():
