@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from redline.build import compile_failure_explained
@@ -16,7 +17,7 @@ from redline.checkpoint import AsyncWriter
 from redline.comm import close_world, from_first, largest, together
 from redline.comm.transport import DistError, is_transport
 from redline.config import Parsed, RunConfig, read_environment, to_toml
-from redline.errors import RedlineError, TrainingError
+from redline.errors import RedlineError, TrainingError, first_line
 from redline.files import os_errors_as, write_text_atomic
 from redline.ledger import Ledger, open_ledger, read_summary, write_summary
 from redline.run.actions import RunActions
@@ -82,24 +83,31 @@ def _failure_told(run: OpenRun) -> Iterator[None]:
         return
     try:
         yield
-    except RedlineError as error:
-        if not error.everywhere:
-            run.watchdog.report(error)
-        raise
     except KeyboardInterrupt as told:  # by the launcher, perhaps because it has lost a rank
         if found := run.watchdog.lost():
             raise found from told
         raise
-    except DistError as error:
-        raise run.watchdog.explain(error) from error
-    except RuntimeError as error:
-        if not is_transport(error):
-            run.watchdog.report(error)
-            raise
-        raise run.watchdog.explain(error) from error
     except Exception as error:
-        run.watchdog.report(error)
+        if _of_sending(error):
+            raise run.watchdog.explain(error) from error
+        _report(run, error)
         raise
+
+
+def _report(run: OpenRun, error: BaseException) -> None:
+    """Tell the other ranks of an error that began on this one, if it is one: they do not know of it yet."""
+    if isinstance(error, Exception) and not _is_known(error) and not _of_sending(error):
+        run.watchdog.report(error)
+
+
+def _is_known(error: BaseException) -> bool:
+    """Whether all ranks raise this one."""
+    return isinstance(error, RedlineError) and error.everywhere
+
+
+def _of_sending(error: BaseException) -> bool:
+    """Whether another rank is behind an error."""
+    return isinstance(error, DistError) or (isinstance(error, RuntimeError) and is_transport(error))
 
 
 @contextmanager
@@ -125,7 +133,7 @@ def _train_in(folder: RunFolder, run: OpenRun, started: float) -> dict[str, Any]
     total = run.plan.batch.total_iterations
     with (
         _ledger(folder, run) if leads else nullcontext() as ledger,
-        AsyncWriter(run.groups.saving.handle) if config.checkpoint.async_save else nullcontext() as writer,
+        _writer(run) as writer,
         Display(
             total,
             state.iteration,
@@ -167,6 +175,30 @@ def _train_in(folder: RunFolder, run: OpenRun, started: float) -> dict[str, Any]
     )
     write_summary(folder.summary, summary)
     return summary.as_dict()
+
+
+@contextmanager
+def _writer(run: OpenRun) -> Iterator[AsyncWriter | None]:
+    """The writer of `--async-save`. Its last checkpoint takes as long as any, and an error is told first."""
+    if not run.config.checkpoint.async_save:
+        yield None
+        return
+    writer = AsyncWriter(run.groups.saving.handle)
+    run.watchdog.saving = lambda: writer.busy
+
+    def leave(
+        kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            _report(run, error)
+        if isinstance(error, Exception) and writer.busy and (run.groups.rank == 0 or not _is_known(error)):
+            say(f"{first_line(error).rstrip('.')}: the run ends once the checkpoint under way is written.")
+        with run.progress.patiently("finishing the last checkpoint"):
+            writer.__exit__(kind, error, trace)
+
+    with ExitStack() as held:
+        held.push(leave)
+        yield writer
 
 
 def _ledger(folder: RunFolder, run: OpenRun) -> Ledger:
