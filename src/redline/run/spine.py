@@ -22,11 +22,12 @@ from redline.files import os_errors_as, write_text_atomic
 from redline.ledger import Ledger, open_ledger, read_summary, write_summary
 from redline.run.actions import RunActions
 from redline.run.display import Display, say
-from redline.run.folder import RunFolder, check_folder, goes_on, name_run, open_folder
+from redline.run.folder import RunFolder, check_folder, check_unused, goes_on, name_run, open_folder
 from redline.run.memory import count_saved, memory_history, out_of_memory_explained
 from redline.run.opening import OpenRun, open_run
 from redline.run.profiling import Profiling
 from redline.run.restart import restarted
+from redline.run.resume import require_same_start
 from redline.run.sinks import open_sinks
 from redline.run.summary import summarize, tensorboard_folder
 from redline.step import SignalWatch, StopConditions, train
@@ -42,12 +43,12 @@ def run(parsed: Parsed) -> dict[str, Any] | None:
     """
     started = time.perf_counter()
     environment = read_environment()
+    root = None if parsed.config.checkpoint.save is None else Path(parsed.config.checkpoint.save)
+    if root is not None and environment.rank == 0:  # before a checkpoint of it is found: a better one comes
+        check_unused(root)
     parsed = restarted(parsed, environment)
-    options = parsed.config.checkpoint
-    if (
-        options.save is not None and environment.rank == 0
-    ):  # before anything is loaded, which may take minutes
-        check_folder(Path(options.save), goes_on=goes_on(options))
+    if root is not None and environment.rank == 0:  # before a load, which may take minutes
+        check_folder(root, goes_on=goes_on(parsed.config.checkpoint))
     try:
         with compile_failure_explained():
             return train_opened(open_run(parsed, environment, say), started)
@@ -115,10 +116,14 @@ def _entered(run: OpenRun) -> Iterator[RunFolder]:
     """The run folder, which the first rank makes and holds."""
     options = run.config.checkpoint
     with ExitStack() as held:
-        yield from_first(
-            run.groups.control,
-            lambda: held.enter_context(open_folder(_root(run.config), goes_on=goes_on(options))),
-        )
+
+        def enter() -> RunFolder:
+            folder = held.enter_context(open_folder(_root(run.config), goes_on=goes_on(options)))
+            if goes_on(options):  # nobody else could be kept out while this one opened
+                require_same_start(options, run.start)
+            return folder
+
+        yield from_first(run.groups.control, enter)
 
 
 def _train_in(folder: RunFolder, run: OpenRun, started: float) -> dict[str, Any] | None:
