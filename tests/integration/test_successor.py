@@ -13,6 +13,7 @@ from redline.errors import CheckpointError, ConfigError
 from redline.run import OpenRun, spine, train_opened
 from redline.run.folder import open_folder
 
+from .conftest import TINY
 from .tiny import opened, parsed
 
 SHORT = {"save_interval": 2, "eval_iters": 0, "async_save": False}
@@ -99,3 +100,22 @@ def test_a_folder_in_use_is_refused_before_anything_is_opened(
     monkeypatch.setattr(spine, "restarted", opens)
     with open_folder(root, goes_on=True), pytest.raises(ConfigError, match="is in use"):
         spine.run(parsed(values(root, 4)))
+
+
+def test_the_time_limit_counts_from_the_start_of_the_run(tmp_path: Path) -> None:
+    """Opening may take minutes; a job's time has gone on meanwhile."""
+    limited = opened(tmp_path, {**SHORT, "save": str(tmp_path / "run"), "exit_duration_in_mins": 1.0})
+    summary = train_opened(limited, time.perf_counter() - 61)
+    assert summary is not None and summary["outcome"] == "--exit-duration-in-mins 1 reached"
+    assert limited.state.iteration == 1
+
+
+def test_the_command_starts_the_clock_before_pytorch_is_loaded(
+    redline: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[float] = []
+    monkeypatch.setattr("redline.run.run", lambda _, started: seen.append(started))
+    before = time.perf_counter()
+    code, _, err = redline(f"train {TINY}")
+    assert code == 0, err
+    assert before <= seen[0] <= time.perf_counter()

@@ -36,12 +36,15 @@ STDERR = 2
 ECHO_S = 1.0  # a launcher that is interrupted passes the signal on to processes that had it already
 
 
-def run(parsed: Parsed) -> dict[str, Any] | None:
+def run(parsed: Parsed, started: float | None = None) -> dict[str, Any] | None:
     """Train as the options say; returns the summary (the content of summary.json), None on all but one rank.
+
+    Args:
+        started: what time.perf_counter said when the command began, before PyTorch was loaded; unset: now.
 
     Raises: RedlineError for whatever cannot be obeyed or stops the run.
     """
-    started = time.perf_counter()
+    started = time.perf_counter() if started is None else started
     environment = read_environment()
     root = None if parsed.config.checkpoint.save is None else Path(parsed.config.checkpoint.save)
     if root is not None and environment.rank == 0:  # before a checkpoint of it is found: a better one comes
@@ -132,6 +135,7 @@ def _train_in(folder: RunFolder, run: OpenRun, started: float) -> dict[str, Any]
         config.train.exit_interval,
         config.train.exit_duration_in_mins,
         agree=partial(largest, run.groups.control),
+        started=started,
     )
     step, batches = run.make_step(), run.batches()
     saved = count_saved(step, run.config) if leads else None
