@@ -12,7 +12,7 @@ import pytest
 
 from redline import rng
 from redline.choice import Choice
-from redline.errors import CheckpointError, ConfigError, DataError, RedlineError, UsageError
+from redline.errors import CheckpointError, ConfigError, DataError, RedlineError, UsageError, first_line
 from redline.files import os_errors_as, write_atomic, write_json_atomic, write_text_atomic
 from redline.units import format_bytes, format_count, format_duration, format_flops_per_s
 
@@ -26,6 +26,19 @@ def test_error_says_what_why_and_mend() -> None:
     ]
     assert ConfigError("x").exit_code == UsageError("x").exit_code == 2
     assert DataError("x").exit_code == CheckpointError("x").exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "wanted"),
+    [
+        (ValueError("torn\nat page 3"), "torn"),
+        (ValueError("\n torn"), "torn"),
+        (ValueError(" \n"), "ValueError"),
+        (AssertionError(), "AssertionError"),
+    ],
+)
+def test_first_line_of_any_error(error: Exception, wanted: str) -> None:
+    assert first_line(error) == wanted
 
 
 def test_choice_knows_a_fallback() -> None:

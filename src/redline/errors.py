@@ -39,6 +39,12 @@ class RedlineError(Exception):
         return "\n".join(lines)
 
 
+def first_line(error: BaseException) -> str:
+    """What an error says, in one line: many have more, some (a bare `assert`, MemoryError) only a type."""
+    said = str(error).strip()
+    return said.splitlines()[0] if said else type(error).__name__
+
+
 class UsageError(RedlineError):
     """The command line cannot be obeyed."""
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from contextlib import ExitStack
 
+import pytest
 import torch.distributed as dist
 
 from redline.comm import Progress, Watchdog
@@ -63,3 +65,50 @@ def test_of_ranks_as_far_the_one_that_waits_for_none_is_looked_at_first() -> Non
     other.begins("microbatch 2 of 4")
     for error in last_words(at_step_2("dp all-reduce"), other, at_step_2("dp all-reduce")):
         assert "rank 1 at step 2, microbatch 2 of 4, is furthest behind" in error.what
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (AssertionError(), ": AssertionError"),
+        (MemoryError(), ": MemoryError"),
+        (ValueError("\ntorn\nat page 3"), ": ValueError: torn"),
+    ],
+    ids=["bare assert", "no memory", "text that begins with an empty line"],
+)
+def test_a_rank_whose_error_has_no_text_still_tells_the_others(error: Exception, said: str) -> None:
+    """Looking for the first line of none raised IndexError in place of the report."""
+    store = dist.HashStore()
+    failed, other = (
+        Watchdog(store, rank, 2, at_step_2(), steady_s=LIMIT_S, patient_s=LIMIT_S) for rank in range(2)
+    )
+    failed.report(error)
+    told = other.lost()
+    assert told is not None and told.what.endswith(said), told
+    assert failed.explain(error).what == told.what
+
+
+def test_a_collective_that_fails_without_a_text_is_explained() -> None:
+    alone = Watchdog(None, 0, 1, at_step_2(), steady_s=LIMIT_S, patient_s=LIMIT_S)
+    assert alone.explain(RuntimeError()).why == "RuntimeError"
+
+
+def test_a_lost_store_is_told_whatever_the_error_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that watches must not die of it."""
+    words: list[TrainingError] = []
+    ended = threading.Event()
+
+    def end(error: TrainingError) -> None:
+        words.append(error)
+        ended.set()
+
+    def gone(watchdog: Watchdog) -> None:
+        raise RuntimeError
+
+    watchdog = Watchdog(
+        dist.HashStore(), 0, 2, at_step_2(), steady_s=LIMIT_S, patient_s=LIMIT_S, end=end, poll_s=POLL_S
+    )
+    with watchdog:
+        monkeypatch.setattr(Watchdog, "_look", gone)
+        assert ended.wait(20)
+    assert "has lost the store" in words[0].what and "(RuntimeError)" in words[0].why

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from redline.attention.spec import Attention, MaskSpec, Request
+from redline.errors import first_line
 
 PROBE_LENGTH = 256
 
@@ -81,8 +82,7 @@ def probe(attention: Attention, request: Request) -> str | None:
         except Exception as error:  # PyTorch, Triton and the packages each raise what they like
             told = [str(warning.message).split(" (Triggered")[0].rstrip(".") for warning in said]
             reasons = [text for text in told if not text.endswith(("because:", "runtime disabled"))]
-            first = str(error).splitlines()[0] if str(error) else type(error).__name__
-            return "; ".join(reasons or [first])
+            return "; ".join(reasons or [first_line(error)])
     return None
 
 

@@ -13,6 +13,7 @@ import torch
 
 from redline.attention.probe import Inputs
 from redline.attention.spec import Attention, Request
+from redline.errors import first_line
 
 WARMUP, WARM_S = 3, 0.1  # steps after the one that compiles, and the seconds after which they are enough
 LEAST_ROUNDS, MOST_ROUNDS = 3, 30
@@ -49,7 +50,7 @@ def measure(
         try:
             _warm(inputs, attention, request, WARMUP if most_rounds > 1 else 0)
         except Exception as error:  # out of memory, and whatever Triton and the packages raise
-            found[name] = Timing(failed=str(error).splitlines()[0] if str(error) else type(error).__name__)
+            found[name] = Timing(failed=first_line(error))
             del ready[name]
     samples: dict[str, list[tuple[float, float]]] = {name: [] for name in ready}
     started, rounds = time.perf_counter(), 0

@@ -24,7 +24,7 @@ from redline.attention import Attention, is_sdpa
 from redline.build.nested_tags import marks_inside
 from redline.choice import Choice
 from redline.config import Environment
-from redline.errors import ConfigError, TrainingError
+from redline.errors import ConfigError, TrainingError, first_line
 from redline.formulas.recompute import Module, Recompute
 from redline.units import format_duration
 
@@ -101,7 +101,7 @@ def why_not(device_type: str) -> str | None:
     try:
         get_cpp_compiler()
     except Exception as error:  # the compiler's own kind of exception; what it says is the reason
-        return f"PyTorch finds no C++ compiler ({str(error).splitlines()[0]})"
+        return f"PyTorch finds no C++ compiler ({first_line(error)})"
     return None
 
 

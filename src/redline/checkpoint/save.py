@@ -33,7 +33,6 @@ from redline.checkpoint.folders import folder_name
 from redline.checkpoint.staging import StagingBuffers
 from redline.checkpoint.values import values_to_json
 from redline.checkpoint.writer import CheckpointWriter, Resolve, Waits, waits_unseen
-from redline.errors import CheckpointError
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +80,16 @@ class AsyncWriter:
     ) -> None:
         try:
             self.close()
-        except CheckpointError as lost:
+        except Exception as lost:
             if error is None:
                 raise
             error.add_note(f"and the last checkpoint failed: {lost}")
+
+    @property
+    def busy(self) -> bool:
+        """Whether a save is in flight; any thread may ask."""
+        saving = self._saving
+        return saving is not None and not saving.done()
 
     def start(self, storage: CheckpointWriter, tensors: Mapping[str, Tensor]) -> None:
         """Take the snapshot, then return and leave the writing to the thread. `wait` must have been called.

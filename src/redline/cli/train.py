@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Sequence
 
 from redline.config import format_help, parse_args, read_environment, to_toml
@@ -11,6 +12,7 @@ from redline.errors import ConfigError, RedlineError
 
 def main(argv: Sequence[str]) -> int:
     """Train, or print the help or the resolved configuration."""
+    started = time.perf_counter()  # loading PyTorch is a part of the run's time
     words = list(argv)
     if "-h" in words or "--help" in words or "--help-all" in words:
         print(format_help(short="--help-all" not in words))
@@ -47,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
     from redline.report import print_summary
     from redline.run import run
 
-    summary = run(parsed)
+    summary = run(parsed, started)
     if summary is not None:
         print_summary(summary, ReportConsole())
     ended_well(environment)

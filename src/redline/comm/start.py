@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from redline.comm.groups import Group
-from redline.errors import TrainingError
+from redline.errors import TrainingError, first_line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ def open_world(meeting: Meeting, backend: str, device: torch.device) -> World:
         raise TrainingError(
             f"rank {meeting.rank} of {meeting.world_size} found no others at "
             f"{meeting.address}:{meeting.port}.",
-            why=f"{str(error).splitlines()[0]}",
+            why=first_line(error),
             mend="start all ranks, with one MASTER_ADDR and MASTER_PORT that every node reaches.",
         ) from error
     ranks = tuple(range(meeting.world_size))

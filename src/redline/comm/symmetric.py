@@ -22,6 +22,7 @@ from torch import Tensor
 from redline.comm.collectives import all_reduce
 from redline.comm.groups import Group
 from redline.comm.linked_gemm import Bulk
+from redline.errors import first_line
 from redline.formulas.tp_traffic import TURNS
 
 
@@ -113,7 +114,7 @@ def _made_by_all(group: Group, make: Callable[[], object]) -> str | None:
         try:
             make()
         except (ImportError, RuntimeError) as error:
-            reason = f"PyTorch cannot set it up ({str(error).splitlines()[0]})"
+            reason = f"PyTorch cannot set it up ({first_line(error)})"
     device = "cuda" if torch.cuda.is_available() else "cpu"
     failed = all_reduce(torch.tensor(float(reason is not None), device=device), group, "max")
     if reason is None and failed.item():

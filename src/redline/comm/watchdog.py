@@ -5,11 +5,12 @@ beat that shows that the process lives. It ends its own process, whatever the ma
 
     its rank has begun nothing new for longer than the limit,
     another rank's beat has stood still for longer than the limit (rank 0 watches, and tells all),
-    another rank has reported its failure,
+    another rank has reported its failure (a checkpoint that all are still writing is finished first),
     it is told to end (a launcher that has lost a rank does so), cannot, and another rank's beat stands still.
 
 What it says names the rank that is behind, its step and its operation. Two limits hold: a patient one for the
-start up to the end of the first step, evaluations and saves, and a steady one for everything else.
+start up to the end of the first step, evaluations, saves and the end of a trace, and a steady one for
+everything else. The patient one holds for all ranks where it holds for one: they may wait for that one.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from types import TracebackType
 from torch._C._distributed_c10d import Store
 
 from redline.comm.progress import Progress
-from redline.errors import RedlineError, TrainingError
+from redline.errors import RedlineError, TrainingError, first_line
 
 POLL_S = 0.5
 BEATS = 3  # polls without a beat after which a rank is taken for dead where a collective has failed
@@ -35,7 +36,9 @@ TOLD_BEATS = 10  # the same where this rank was told to end, and for as long has
 SHOWN_RANKS = 8  # that stand at one place
 RECORD_S = 5.0  # for the record of a job that breaks
 STDERR = 2
-FAILURE = "failure"
+FAILURE = "failure"  # what all ranks end with
+REPORTER = "reporter"  # where the rank stands that reported it: it still finishes a checkpoint, or has left
+FINISHING, LEFT = "finishing", "left"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,7 @@ class Standing:
     count: int = -1
     for_s: float = 0.0
     beat: int = 0
+    patient: bool = False
 
     def __str__(self) -> str:
         return f"rank {self.rank} at {self.place}"
@@ -69,6 +73,9 @@ class Watchdog:
         end: called with the error that ends this process; it does not return.
         record: called before that, and where a collective has failed: leaves behind what is known.
         poll_s: between looks.
+
+    Attributes:
+        saving: whether this rank has a checkpoint in flight, which all ranks write together.
     """
 
     def __init__(
@@ -87,6 +94,9 @@ class Watchdog:
         self._store, self._rank, self._world_size, self._progress = store, rank, world_size, progress
         self._steady_s, self._patient_s, self._poll_s = steady_s, patient_s, poll_s
         self._end, self._record = end or _end_process, record
+        self.saving: Callable[[], bool] = lambda: False
+        self._reported = False
+        self._told: tuple[TrainingError, float] | None = None  # what another rank reported, seen when
         self._over = threading.Event()
         self._beats: dict[int, tuple[int, float]] = {}
         self._beat = 0
@@ -107,13 +117,23 @@ class Watchdog:
         if self._thread.is_alive():
             self._thread.join()
         self._signals.close()
+        if self._reported and self._store is not None:
+            with suppress(RuntimeError):  # the rank that served the store may be gone by now
+                self._store.set(REPORTER, LEFT)
 
     def report(self, error: BaseException) -> None:
-        """Tell the other ranks that this one has failed by itself, so that they end and say why."""
-        said = error.what if isinstance(error, RedlineError) else str(error).splitlines()[0]
+        """Tell the other ranks that this one has failed by itself, so that they end and say why.
+
+        This rank's own process is left to end by itself then, unless it gets stuck on the way.
+        """
+        self._reported = True
+        if self._store is not None:
+            self._store.set(REPORTER, FINISHING)
+        kind = type(error).__name__
+        said = error.what if isinstance(error, RedlineError) else first_line(error)
         self._tell_others(
             TrainingError(
-                f"another rank has failed: {self._own()}: {type(error).__name__}: {said}",
+                f"another rank has failed: {self._own()}: {kind if said == kind else f'{kind}: {said}'}",
                 why="the ranks cannot go on without each other.",
                 mend="mend what it names, then resume with --load and --save of the run folder.",
             )
@@ -136,7 +156,7 @@ class Watchdog:
                 return found
         return TrainingError(
             f"a collective failed on {self._own()}.",
-            why=str(error).strip().splitlines()[0],
+            why=first_line(error),
             mend="look at the other ranks' messages, then resume with --load and --save of the run folder.",
         )
 
@@ -157,15 +177,18 @@ class Watchdog:
             try:
                 found = self._look()
             except Exception as lost:  # whatever the store raises: without it no rank can go on
-                found = TrainingError(
-                    f"{self._own()} has lost the store that all ranks meet at.",
-                    why=f"the process that served it is gone ({str(lost).splitlines()[0]}).",
-                    mend="look at rank 0's messages, then resume with --load and --save of the run folder.",
-                )
+                found = self._told[0] if self._told is not None else self._storeless(lost)
             if found is not None and not self._over.is_set():
                 self._leave_record()
                 self._end(found)
                 return
+
+    def _storeless(self, lost: Exception) -> TrainingError:
+        return TrainingError(
+            f"{self._own()} has lost the store that all ranks meet at.",
+            why=f"the process that served it is gone ({first_line(lost)}).",
+            mend="look at rank 0's messages, then resume with --load and --save of the run folder.",
+        )
 
     def _leave_record(self) -> None:
         """In a thread of its own: where the library of the collectives is stuck, its record may be too."""
@@ -182,11 +205,14 @@ class Watchdog:
 
     def _look(self) -> TrainingError | None:
         self._tell()
-        if failure := self._failure():
-            return failure
+        if not self._reported and (failure := self._failure()):
+            return None if self._finishes(failure) else failure
         stuck_s, limit_s = time.monotonic() - self._progress.since, self._limit_s()
         if stuck_s > limit_s:
-            return self._stuck(limit_s)
+            standings = self._standings()
+            patient = self._progress.patient or any(each.patient for each in standings)
+            if not patient or stuck_s > self._patient_s:
+                return self._stuck(standings, patient=patient)
         told_s = TOLD_BEATS * self._poll_s
         told = self._signals.came() and stuck_s > told_s
         if self._rank == 0 or told:
@@ -195,19 +221,33 @@ class Watchdog:
                 return self._dead(dead)
         return None
 
+    def _finishes(self, failure: TrainingError) -> bool:
+        """Whether a checkpoint is still to be finished before this process ends for another rank's failure.
+
+        That rank finishes its part too; once it has left, the checkpoint is whole or never will be.
+        """
+        assert self._store is not None
+        now = time.monotonic()
+        self._told = (failure, now) if self._told is None else self._told
+        if not self.saving() or now - self._told[1] > self._patient_s:
+            return False
+        return self._store.check([REPORTER]) and self._store.get(REPORTER) == FINISHING.encode()
+
     def _limit_s(self) -> float:
         return self._patient_s if self._progress.patient else self._steady_s
 
     def _own(self) -> Standing:
         at = self._progress
         for_s = time.monotonic() - at.since
-        return Standing(self._rank, at.step, at.operation, at.collective, at.count, for_s, self._beat)
+        return Standing(
+            self._rank, at.step, at.operation, at.collective, at.count, for_s, self._beat, at.patient
+        )
 
     def _tell(self) -> None:
         assert self._store is not None
         self._beat += 1
         own = self._own()
-        told = [own.step, own.operation, own.collective, own.count, own.for_s, own.beat]
+        told = [own.step, own.operation, own.collective, own.count, own.for_s, own.beat, own.patient]
         self._store.set(_key(self._rank), json.dumps(told))
 
     def _standings(self) -> list[Standing]:
@@ -244,14 +284,14 @@ class Watchdog:
         self._tell_others(error)
         return error
 
-    def _stuck(self, limit_s: float) -> TrainingError:
+    def _stuck(self, standings: list[Standing], *, patient: bool) -> TrainingError:
         """The others wait for the rank that has begun least; where all are as far, nobody can tell."""
-        standings = self._standings()
         ahead = max(standings, key=_reached)
         behind = [each for each in standings if _reached(each) == _reached(min(standings, key=_reached))]
         if suspects := [each for each in behind if not each.collective]:
             behind = suspects  # who has begun to send waits for those who have not
-        flag = "--startup-timeout-minutes" if self._progress.patient else "--hang-timeout-seconds"
+        limit_s = self._patient_s if patient else self._steady_s
+        flag = "--startup-timeout-minutes" if patient else "--hang-timeout-seconds"
         if len(behind) == len(standings) > 1:
             what = "no rank is behind the others, so which one is stuck cannot be told"
             why = f"the last that they began: {_places(standings)}."

@@ -108,6 +108,13 @@ def check_folder(root: Path, *, goes_on: bool) -> None:
         )
 
 
+def check_unused(root: Path) -> None:
+    """Raise ConfigError while a run is going on in `root`: what it holds is not yet what it will leave."""
+    if root.is_dir():
+        with _held(root):
+            pass
+
+
 @contextmanager
 def open_folder(root: Path, *, goes_on: bool) -> Iterator[RunFolder]:
     """Make the run folder, and keep every other run out of it as long as this one lasts.
@@ -137,7 +144,8 @@ def open_folder(root: Path, *, goes_on: bool) -> Iterator[RunFolder]:
 @contextmanager
 def _held(root: Path) -> Iterator[None]:
     """Hold the folder's lock, which the system releases however the process ends."""
-    handle = os.open(root, os.O_RDONLY)
+    with os_errors_as(TrainingError, root, "open the run folder"):
+        handle = os.open(root, os.O_RDONLY)
     try:
         with suppress(OSError):  # some file systems of several machines have no locks
             try:

@@ -71,7 +71,7 @@ class Profiling:
 
     def look_next(self, say: Say) -> None:
         """Capture the next step too, where the run still has one to spare, and say what made it slow."""
-        capture = TorchCapture(self.run.device, partial(self._captured, alone=False, say=say))
+        capture = self._capture(alone=False, say=say)
         first = self.run.state.iteration + 1 + capture.warmup
         if first < self.run.plan.batch.total_iterations:
             self.profiler.add(Window(first, first, capture))
@@ -93,8 +93,10 @@ class Profiling:
         )
         write_account(self.folder.ledger, self.account)
 
-    def _together(self) -> TorchCapture:
-        return TorchCapture(self.run.device, partial(self._captured, alone=False))
+    def _capture(self, *, alone: bool, say: Say | None = None) -> TorchCapture:
+        """Of one window. Its end may take as long as a save: on several ranks the watchdog would end it."""
+        patiently = partial(self.run.progress.patiently, "keeping a trace")
+        return TorchCapture(self.run.device, partial(self._captured, alone=alone, say=say), patiently)
 
     @property
     def _profiled_ranks(self) -> tuple[int, ...]:
@@ -109,7 +111,7 @@ class Profiling:
         if not options.profile:
             return None
         last = min(options.profile_step_end, self.run.plan.batch.total_iterations)
-        capture = nsight_capture(options, self.run.device) or self._alone()
+        capture = nsight_capture(options, self.run.device) or self._capture(alone=True)
         window = Window(options.profile_step_start + 1, last, capture)
         if done < window.first:
             return window
@@ -125,7 +127,7 @@ class Profiling:
         count = 1 if batch.num_microbatches(state.consumed_samples) >= MANY_MICROBATCHES else STEPS
         found = ledger_windows(state.iteration, batch.total_iterations, options.ledger_interval, count)
         for first, last in found:
-            yield Window(first, last, self._together())
+            yield Window(first, last, self._capture(alone=False))
 
     def _say_displaced(self, accounts: list[Window]) -> None:
         """That the steps of `--profile` leave none to account for, and are themselves not accounted for."""
@@ -137,9 +139,6 @@ class Profiling:
                 f"{_named(asked)}: --profile-ledger would have profiled steps among or beside them, and now "
                 "takes no account."
             )
-
-    def _alone(self) -> TorchCapture:
-        return TorchCapture(self.run.device, partial(self._captured, alone=True))
 
     def _captured(self, captured: Captured, *, alone: bool, say: Say | None = None) -> None:
         """Keep a trace and take its account, unless `alone` together with all other ranks'."""

@@ -105,6 +105,24 @@ def find_start(options: CheckpointConfig) -> tuple[Start | None, tuple[str, ...]
     return None, ()
 
 
+def require_same_start(options: CheckpointConfig, start: Start | None) -> None:
+    """To be called once the folder that a run goes on in is held: what it opened must be the newest still.
+
+    Raises: CheckpointError where another run has saved there since; going on would undo its steps.
+    """
+    now, _ = find_start(options)
+    before, after = (None if each is None else (each.folder, each.values) for each in (start, now))
+    if before == after:
+        return
+    opened, found = (each.folder.name if each else "no checkpoint" for each in (start, now))
+    again = "another " * (opened == found)
+    raise CheckpointError(
+        f"--load {options.load}: this run has opened {opened}, and now the folder leads to {again}{found}.",
+        why="another run has saved there meanwhile, and its steps would be undone.",
+        mend="start again, once that run is over: the same command goes on from the newest checkpoint.",
+    )
+
+
 def _require_folder(path: Path, flag: str, *, allowed_missing: bool = False) -> None:
     if not path.is_dir() and not (allowed_missing and not path.exists()):
         raise CheckpointError(

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from redline.build import compile_failure_explained
@@ -16,16 +17,17 @@ from redline.checkpoint import AsyncWriter
 from redline.comm import close_world, from_first, largest, together
 from redline.comm.transport import DistError, is_transport
 from redline.config import Parsed, RunConfig, read_environment, to_toml
-from redline.errors import RedlineError, TrainingError
+from redline.errors import RedlineError, TrainingError, first_line
 from redline.files import os_errors_as, write_text_atomic
 from redline.ledger import Ledger, open_ledger, read_summary, write_summary
 from redline.run.actions import RunActions
 from redline.run.display import Display, say
-from redline.run.folder import RunFolder, check_folder, goes_on, name_run, open_folder
+from redline.run.folder import RunFolder, check_folder, check_unused, goes_on, name_run, open_folder
 from redline.run.memory import count_saved, memory_history, out_of_memory_explained
 from redline.run.opening import OpenRun, open_run
 from redline.run.profiling import Profiling
 from redline.run.restart import restarted
+from redline.run.resume import require_same_start
 from redline.run.sinks import open_sinks
 from redline.run.summary import summarize, tensorboard_folder
 from redline.step import SignalWatch, StopConditions, train
@@ -34,19 +36,22 @@ STDERR = 2
 ECHO_S = 1.0  # a launcher that is interrupted passes the signal on to processes that had it already
 
 
-def run(parsed: Parsed) -> dict[str, Any] | None:
+def run(parsed: Parsed, started: float | None = None) -> dict[str, Any] | None:
     """Train as the options say; returns the summary (the content of summary.json), None on all but one rank.
+
+    Args:
+        started: what time.perf_counter said when the command began, before PyTorch was loaded; unset: now.
 
     Raises: RedlineError for whatever cannot be obeyed or stops the run.
     """
-    started = time.perf_counter()
+    started = time.perf_counter() if started is None else started
     environment = read_environment()
+    root = None if parsed.config.checkpoint.save is None else Path(parsed.config.checkpoint.save)
+    if root is not None and environment.rank == 0:  # before a checkpoint of it is found: a better one comes
+        check_unused(root)
     parsed = restarted(parsed, environment)
-    options = parsed.config.checkpoint
-    if (
-        options.save is not None and environment.rank == 0
-    ):  # before anything is loaded, which may take minutes
-        check_folder(Path(options.save), goes_on=goes_on(options))
+    if root is not None and environment.rank == 0:  # before a load, which may take minutes
+        check_folder(root, goes_on=goes_on(parsed.config.checkpoint))
     try:
         with compile_failure_explained():
             return train_opened(open_run(parsed, environment, say), started)
@@ -82,24 +87,31 @@ def _failure_told(run: OpenRun) -> Iterator[None]:
         return
     try:
         yield
-    except RedlineError as error:
-        if not error.everywhere:
-            run.watchdog.report(error)
-        raise
     except KeyboardInterrupt as told:  # by the launcher, perhaps because it has lost a rank
         if found := run.watchdog.lost():
             raise found from told
         raise
-    except DistError as error:
-        raise run.watchdog.explain(error) from error
-    except RuntimeError as error:
-        if not is_transport(error):
-            run.watchdog.report(error)
-            raise
-        raise run.watchdog.explain(error) from error
     except Exception as error:
-        run.watchdog.report(error)
+        if _of_sending(error):
+            raise run.watchdog.explain(error) from error
+        _report(run, error)
         raise
+
+
+def _report(run: OpenRun, error: BaseException) -> None:
+    """Tell the other ranks of an error that began on this one, if it is one: they do not know of it yet."""
+    if isinstance(error, Exception) and not _is_known(error) and not _of_sending(error):
+        run.watchdog.report(error)
+
+
+def _is_known(error: BaseException) -> bool:
+    """Whether all ranks raise this one."""
+    return isinstance(error, RedlineError) and error.everywhere
+
+
+def _of_sending(error: BaseException) -> bool:
+    """Whether another rank is behind an error."""
+    return isinstance(error, DistError) or (isinstance(error, RuntimeError) and is_transport(error))
 
 
 @contextmanager
@@ -107,10 +119,14 @@ def _entered(run: OpenRun) -> Iterator[RunFolder]:
     """The run folder, which the first rank makes and holds."""
     options = run.config.checkpoint
     with ExitStack() as held:
-        yield from_first(
-            run.groups.control,
-            lambda: held.enter_context(open_folder(_root(run.config), goes_on=goes_on(options))),
-        )
+
+        def enter() -> RunFolder:
+            folder = held.enter_context(open_folder(_root(run.config), goes_on=goes_on(options)))
+            if goes_on(options):  # nobody else could be kept out while this one opened
+                require_same_start(options, run.start)
+            return folder
+
+        yield from_first(run.groups.control, enter)
 
 
 def _train_in(folder: RunFolder, run: OpenRun, started: float) -> dict[str, Any] | None:
@@ -119,13 +135,14 @@ def _train_in(folder: RunFolder, run: OpenRun, started: float) -> dict[str, Any]
         config.train.exit_interval,
         config.train.exit_duration_in_mins,
         agree=partial(largest, run.groups.control),
+        started=started,
     )
     step, batches = run.make_step(), run.batches()
     saved = count_saved(step, run.config) if leads else None
     total = run.plan.batch.total_iterations
     with (
         _ledger(folder, run) if leads else nullcontext() as ledger,
-        AsyncWriter(run.groups.saving.handle) if config.checkpoint.async_save else nullcontext() as writer,
+        _writer(run) as writer,
         Display(
             total,
             state.iteration,
@@ -167,6 +184,30 @@ def _train_in(folder: RunFolder, run: OpenRun, started: float) -> dict[str, Any]
     )
     write_summary(folder.summary, summary)
     return summary.as_dict()
+
+
+@contextmanager
+def _writer(run: OpenRun) -> Iterator[AsyncWriter | None]:
+    """The writer of `--async-save`. Its last checkpoint takes as long as any, and an error is told first."""
+    if not run.config.checkpoint.async_save:
+        yield None
+        return
+    writer = AsyncWriter(run.groups.saving.handle)
+    run.watchdog.saving = lambda: writer.busy
+
+    def leave(
+        kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            _report(run, error)
+        if isinstance(error, Exception) and writer.busy and (run.groups.rank == 0 or not _is_known(error)):
+            say(f"{first_line(error).rstrip('.')}: the run ends once the checkpoint under way is written.")
+        with run.progress.patiently("finishing the last checkpoint"):
+            writer.__exit__(kind, error, trace)
+
+    with ExitStack() as held:
+        held.push(leave)
+        yield writer
 
 
 def _ledger(folder: RunFolder, run: OpenRun) -> Ledger:

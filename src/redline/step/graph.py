@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from redline.data import Microbatch
-from redline.errors import TrainingError
+from redline.errors import TrainingError, first_line
 from redline.units import format_duration
 
 Run = Callable[[Microbatch, Tensor, Tensor], Tensor]
@@ -105,7 +105,7 @@ class MicrobatchGraph:
         except RuntimeError as error:
             raise TrainingError(
                 "--cuda-graph-impl local: a microbatch could not be recorded.",
-                why=f"{str(error).splitlines()[0].rstrip('.')}.",
+                why=f"{first_line(error).rstrip('.')}.",
                 mend="leave --cuda-graph-impl out.",
             ) from error
         self._graph = graph

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,10 +39,19 @@ class TorchCapture:
     """One window under torch.profiler, with the shapes of inputs.
 
     On a GPU the step before it warms the tracer up, which on its first use takes about a second.
+
+    Args:
+        done: is handed the trace.
+        patiently: around the end of the window; a large trace takes minutes to write and to read.
     """
 
-    def __init__(self, device: torch.device, done: Callable[[Captured], object]) -> None:
-        self._device, self._done = device, done
+    def __init__(
+        self,
+        device: torch.device,
+        done: Callable[[Captured], object],
+        patiently: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
+        self._device, self._done, self._patiently = device, done, patiently
         self._profile: Any = None
 
     @property
@@ -68,6 +77,10 @@ class TorchCapture:
 
     def stop(self, steps: tuple[int, ...]) -> None:
         """End the window, and hand over what it holds of these whole steps; of none, nothing."""
+        with self._patiently():
+            self._stop(steps)
+
+    def _stop(self, steps: tuple[int, ...]) -> None:
         self._wait()
         self._profile.stop_trace()
         if steps:

@@ -25,19 +25,20 @@ class StopConditions:
 
     Args:
         exit_interval: end when the iteration is a multiple of this (None: never).
-        exit_duration_min: end once this many minutes have passed since construction (None: never).
+        exit_duration_min: end once this many minutes have passed since `started` (None: never).
         agree: the largest of each number over all ranks.
+        started: what time.perf_counter said at the start of the run, by default now.
     """
 
     exit_interval: int | None = None
     exit_duration_min: float | None = None
     signal_name: str | None = None
     agree: Callable[..., tuple[int, ...]] = own_view
-    _started: float = field(default_factory=time.monotonic)
+    started: float = field(default_factory=time.perf_counter)
 
     def reason(self, iteration: int) -> str | None:
         """One sentence when the run should end after `iteration`, else None."""
-        minutes = (time.monotonic() - self._started) / 60
+        minutes = (time.perf_counter() - self.started) / 60
         late = self.exit_duration_min is not None and minutes >= self.exit_duration_min
         number = 0 if self.signal_name is None else signal.Signals[self.signal_name].value
         number, too_late = self.agree(number, int(late))
