@@ -33,6 +33,7 @@ from redline.checkpoint.folders import folder_name
 from redline.checkpoint.staging import StagingBuffers
 from redline.checkpoint.values import values_to_json
 from redline.checkpoint.writer import CheckpointWriter, Resolve, Waits, waits_unseen
+from redline.errors import CheckpointError
 
 
 @dataclass(frozen=True, slots=True)
