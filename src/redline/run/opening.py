@@ -50,6 +50,7 @@ from redline.run.data import data_prefixes, demo_corpus, open_run_data, wants_de
 from redline.run.fp8 import choices_now
 from redline.run.memory import MemoryMeter, out_of_memory_explained, warnings_of_memory
 from redline.run.ranks import choose_backend, collective_timeout_s, join_ranks
+from redline.run.restart import Rollback, rollback_of
 from redline.run.resume import (
     Start,
     changed_options,
@@ -86,7 +87,7 @@ class OpenRun:
         progress: where this rank stands; watchdog: tells the others.
         schedules: the plan's, or the resumed checkpoint's.
         corpus: the demo corpus, None with other data.
-        start: the checkpoint it began with.
+        start: the checkpoint it began with; rollback: of a run that went back to it in its own folder.
         compiled: what torch.compile has made so far; None for an eager run.
         choices: every decision taken on the way, with its reason.
         say: called with one sentence for each thing the user should know.
@@ -106,6 +107,7 @@ class OpenRun:
     state: TrainState
     meter: MemoryMeter
     start: Start | None
+    rollback: Rollback | None
     compiled: CompileLog | None
     choices: tuple[Choice, ...]
     say: Say
@@ -268,6 +270,7 @@ def open_run(parsed: Parsed, environment: Environment, say: Say) -> OpenRun:
         state=state,
         meter=meter,
         start=start,
+        rollback=None if start is None else rollback_of(config.checkpoint, environment),
         compiled=compiled,
         choices=(*choices, *splits.choices),
         say=say,
