@@ -175,6 +175,47 @@ def test_schedule_on_resume(train: Any) -> None:
     assert kept.records()[3]["lr"] == 6e-4
 
 
+def test_what_acts_only_at_the_start_is_not_said_to_be_used(train: Any) -> None:
+    """The scale reached goes on, and the weights."""
+    first = train("run", "--fp16 --initial-loss-scale 1024 --loss-scale-window 1 --exit-interval 3")
+    assert [record["loss_scale"] for record in first.records()] == [1024, 2048, 4096]
+    later = "--fp16 --loss-scale-window 1 --initial-loss-scale 64 --load run"
+    again = train("run", f"{later} --init-method-std 0.01 --embedding-init-method-std 0.1 --exit-interval 4")
+    assert again.records()[3]["loss_scale"] == 8192
+    said = {line.split(":")[1].strip(): line for line in again.output.splitlines() if "resume:" in line}
+    for name, goes_on in {
+        "optim.initial_loss_scale": "loss scale goes on",
+        "model.init_method_std": "weights go on",
+        "model.embedding_init_method_std": "weights go on",
+    }.items():
+        assert f"it acts only at the start of a run: the checkpoint's {goes_on}." in said[name]
+    fixed = train("run", "--fp16 --loss-scale 8 --load run --exit-interval 5").output
+    assert "initial_loss_scale: 64.0 in the checkpoint, 4294970000.0 now; it has no effect" in fixed
+    given = train("run", f"{later} --exit-interval 6")  # a fixed scale leaves none to go on with
+    assert given.records()[5]["loss_scale"] == 64
+    assert "4294970000.0 in the checkpoint, 64.0 now; the value given now is used." in given.output
+
+
+def test_without_optimizer_states_the_loss_scale_begins_as_given(train: Any) -> None:
+    flags = "--fp16 --loss-scale-window 1 --initial-loss-scale"
+    train("run", f"{flags} 1024 --exit-interval 3")
+    afresh = train("run", f"{flags} 32 --load run --no-load-optim --exit-interval 4")
+    assert afresh.records()[3]["loss_scale"] == 32
+    assert "1024.0 in the checkpoint, 32.0 now; the value given now is used." in afresh.output
+
+
+def test_a_schedule_that_is_kept_is_not_said_to_be_replaced(train: Any) -> None:
+    train("run", "--weight-decay 0.1 --min-lr 1e-4 --exit-interval 3")
+    flags = "--weight-decay 0.2 --min-lr 1e-3 --load run --exit-interval"
+    kept = train("run", f"{flags} 4 --use-checkpoint-opt-param-scheduler").output
+    for change in (
+        "optim.weight_decay: 0.1 in the checkpoint, 0.2",
+        "optim.min_lr: 0.0001 in the checkpoint, 0.001",
+    ):
+        assert f"resume: {change} now; the checkpoint's schedule is used" in kept
+    assert "weight_decay: 0.1 in the checkpoint, 0.2 now; the value given now" not in kept
+
+
 def test_finetune_takes_weights_alone(train: Any, tmp_path: Path) -> None:
     first = train("first")
     tuned = train("tuned", f"--finetune --load {first.folder}")

@@ -52,7 +52,8 @@ class Environment:
     """The environment variables that concern a run, read once.
 
     `launched` says whether torchrun, Slurm or `--nproc-per-node` started this process as one of several, or
-    alone; `attempt` counts the restarts of torch elastic, whose agent holds the store if `agent_store`.
+    alone; `attempt` counts the restarts of torch elastic, whose agent holds the store if `agent_store`; all
+    attempts of a job share the name `elastic_job`.
     `launcher_dir` is where ranks leave word for the process that started them (comm/elastic.py).
     `nccl` holds every NCCL_*, TORCH_NCCL_* and TORCH_FR_* variable by name,
     `transformer_engine` every NVTE_* one.
@@ -66,6 +67,7 @@ class Environment:
     master_port: int | None = None
     launched: bool = False
     attempt: int = 0
+    elastic_job: str = ""
     agent_store: bool = False
     launcher_dir: Path | None = None
     omp_num_threads: int | None = None
@@ -137,6 +139,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         master_port=number("MASTER_PORT", 0),
         launched="RANK" in env,
         attempt=number("TORCHELASTIC_RESTART_COUNT", 0) or 0,
+        elastic_job=env.get("TORCHELASTIC_RUN_ID", ""),
         launcher_dir=Path(kept) if (kept := env.get(LAUNCHER_DIR)) else None,
         agent_store=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         omp_num_threads=number("OMP_NUM_THREADS", 1),

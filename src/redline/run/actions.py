@@ -68,6 +68,9 @@ class RunActions:
         train, checkpoint = self.run.config.train, self.run.config.checkpoint
         evaluates, every = self.run.splits.valid is not None, self.run.config.precision.fp8_stats_interval
         actions = [Action("record", 1, self.record)]
+        rollback = self.run.rollback
+        if rollback is not None and self.ledger is not None:
+            actions.insert(0, Action("go back", 1, lambda _: rollback.settle()))  # before any save
         if self._watch is not None:
             interval = self.run.config.logging.log_interval
             actions.append(Action("throughput", interval, lambda _: self.watch()))

@@ -5,6 +5,7 @@ metrics.jsonl      one object a step
 fp8.jsonl          with --fp8-stats-interval: what casts to fp8 lost, one object an operand
 tensorboard/       the same numbers for TensorBoard
 checkpoints/       iter_0000100/, ..., latest
+went_back.json     of a run that went back by --ckpt-step: which, so that a restart does not go back again
 ledger.json        where the time of the profiled steps went; their traces beside it
 summary.json       predicted and measured: what the run reached, and every choice with its reason
 """
@@ -51,6 +52,10 @@ class RunFolder:
     @property
     def checkpoints(self) -> Path:
         return self.root / "checkpoints"
+
+    @property
+    def went_back(self) -> Path:
+        return self.root / "went_back.json"
 
     @property
     def ledger(self) -> Path:

@@ -35,7 +35,6 @@ from redline.config import (
     Environment,
     Parsed,
     RunConfig,
-    check,
     notices,
     raise_problems,
     value_of,
@@ -51,17 +50,17 @@ from redline.run.data import data_prefixes, demo_corpus, open_run_data, wants_de
 from redline.run.fp8 import choices_now
 from redline.run.memory import MemoryMeter, out_of_memory_explained, warnings_of_memory
 from redline.run.ranks import choose_backend, collective_timeout_s, join_ranks
+from redline.run.restart import Rollback, rollback_of
 from redline.run.resume import (
     Start,
     changed_options,
-    find_start,
     fp8_changes,
     other_batches,
     other_data,
     restore,
     resumed_schedules,
-    with_checkpoint_shape,
 )
+from redline.run.start import open_start, require_same_step
 from redline.run.vocabulary import open_vocabulary
 from redline.step import TrainState, TrainStep
 from redline.units import format_bytes, format_count
@@ -88,7 +87,7 @@ class OpenRun:
         progress: where this rank stands; watchdog: tells the others.
         schedules: the plan's, or the resumed checkpoint's.
         corpus: the demo corpus, None with other data.
-        start: the checkpoint it began with.
+        start: the checkpoint it began with; rollback: of a run that went back to it in its own folder.
         compiled: what torch.compile has made so far; None for an eager run.
         choices: every decision taken on the way, with its reason.
         say: called with one sentence for each thing the user should know.
@@ -108,6 +107,7 @@ class OpenRun:
     state: TrainState
     meter: MemoryMeter
     start: Start | None
+    rollback: Rollback | None
     compiled: CompileLog | None
     choices: tuple[Choice, ...]
     say: Say
@@ -182,7 +182,7 @@ def open_run(parsed: Parsed, environment: Environment, say: Say) -> OpenRun:
     )
     _say_environment(config, environment, device, say)
     world, backend = join_ranks(config, environment, device)
-    config, start = together(world.control, lambda: _config_and_start(parsed, say))
+    config, start = open_start(world.control, parsed, say)
     leads = environment.local_rank == 0  # of its machine: makes what the others then find on disk
     demo = None
     if wants_demo_corpus(config):
@@ -245,6 +245,7 @@ def open_run(parsed: Parsed, environment: Environment, say: Say) -> OpenRun:
                 group=groups.control.handle,
             ),
         )
+        require_same_step(groups.control, start, state)
         schedules, lines = resumed_schedules(config, plan.schedule, start)
         if groups.rank == 0:
             lines = [*other_batches(plan.batch, state), *other_data(splits.train, start), *lines]
@@ -269,6 +270,7 @@ def open_run(parsed: Parsed, environment: Environment, say: Say) -> OpenRun:
         state=state,
         meter=meter,
         start=start,
+        rollback=None if start is None else rollback_of(config.checkpoint, environment),
         compiled=compiled,
         choices=(*choices, *splits.choices),
         say=say,
@@ -395,17 +397,6 @@ def _introduce(plan: Plan, choices: Sequence[Choice], splits: DataSplits, say: S
         say(f"and {len(splits.parts) - MOST_PARTS} more, all of them in the summary.")
     for choice in splits.choices:
         say(f"{choice.what}: {choice.ran}: {choice.why}.")
-
-
-def _config_and_start(parsed: Parsed, say: Say) -> tuple[RunConfig, Start | None]:
-    config = parsed.config
-    start, found = find_start(config.checkpoint)
-    for line in found:
-        say(line)
-    if start is not None and config.checkpoint.use_checkpoint_args:
-        config = with_checkpoint_shape(config, parsed.explicit, start)
-        check(config, explicit=parsed.explicit)
-    return config, start
 
 
 def _silent(text: str) -> None:

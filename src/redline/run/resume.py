@@ -40,6 +40,21 @@ LATER_FIELDS = {
 SCALES = ("fp8.*",)
 # What may differ in the same model: padding (a checkpoint holds true sizes), dropout, how weights began.
 FREE_FIELDS = ("padded_vocab_size", "hidden_dropout", "attention_dropout", "init_std", "embedding_init_std")
+# What acts at step 0 alone, and what of the checkpoint goes on in its place.
+INITIAL_FIELDS = {
+    "model.init_method_std": "weights go on",
+    "model.embedding_init_method_std": "weights go on",
+    "optim.initial_loss_scale": "loss scale goes on",
+}
+SCHEDULED_FIELDS = (  # beside optim.lr*; --use-checkpoint-opt-param-scheduler takes the checkpoint's
+    "optim.min_lr",
+    "optim.decoupled_lr",
+    "optim.decoupled_min_lr",
+    "optim.weight_decay",
+    "optim.start_weight_decay",
+    "optim.end_weight_decay",
+    "optim.weight_decay_incr_style",
+)
 # Sections whose values may change on resume without being worth a line.
 QUIET_SECTIONS = ("checkpoint", "logging", "runtime")
 
@@ -314,7 +329,7 @@ def _schedules_from(values: Mapping[str, Any]) -> ScheduleSpec:
 
 
 def changed_options(config: RunConfig, start: Start) -> list[str]:
-    """One line for each option that differs from the checkpoint's run; the one given now is what runs.
+    """One line for each option that differs from the checkpoint's run, and which of the two runs.
 
     Options that an earlier release lacked had their defaults.
     """
@@ -323,10 +338,33 @@ def changed_options(config: RunConfig, start: Start) -> list[str]:
         saved.pop(section, None)
         now.pop(section, None)
     return [
-        f"resume: {difference}; the value given now is used."
+        f"resume: {difference}; {_which_runs(difference.name, config, start)}."
         for difference in compare_values(saved, now)
         if not difference.name.startswith("optim.lr")
     ]
+
+
+def _which_runs(name: str, config: RunConfig, start: Start) -> str:
+    """Of an option's two values: almost always the one given now."""
+    if name in SCHEDULED_FIELDS and config.optim.use_checkpoint_opt_param_scheduler:
+        return "the checkpoint's schedule is used, as --use-checkpoint-opt-param-scheduler says"
+    goes_on = INITIAL_FIELDS.get(name)
+    if name == "optim.initial_loss_scale":
+        if not config.precision.fp16 or config.optim.loss_scale is not None:
+            return "it has no effect where the loss scale does not move"
+        if not _scale_goes_on(config, start):
+            goes_on = None
+    return (
+        "the value given now is used"
+        if goes_on is None
+        else f"it acts only at the start of a run: the checkpoint's {goes_on}"
+    )
+
+
+def _scale_goes_on(config: RunConfig, start: Start) -> bool:
+    """Whether the loss scale is the one that the checkpoint's run had reached, as `restore` loads it."""
+    optimizer = start.values.get("state", {}).get("optimizer", {})
+    return config.checkpoint.load_optim and bool(optimizer.get("loss_scale"))
 
 
 def _as_json(value: Any) -> Any:
