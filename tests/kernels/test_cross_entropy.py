@@ -9,6 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from kernel_accuracy import assert_no_worse
 from shards import ALONE, CUTS, in_turn, starts_of
+from wide import TOKENS, VOCABULARIES, some
 
 from redline.errors import ConfigError, RedlineError, ShapeError
 from redline.kernels.common import use_triton
@@ -53,20 +54,17 @@ def draw(tokens, columns, vocab, dtype, device, seed=0, ignored=0.2):
     return logits.to(device), labels.to(device), weights.to(device)
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
-@given(
-    tokens=st.sampled_from((0, 1, 3, 7)),
-    vocab=st.sampled_from((2, 3, 17, 64, 127, 1000, 4099)),
-    padding=st.sampled_from((0, 1, 13)),
-    dtype=st.sampled_from(DTYPES),
-    smoothing=st.sampled_from((0.0, 0.1)),
-    z_loss=st.sampled_from((0.0, 1e-3)),
-    weighted=st.booleans(),
-    inplace=st.booleans(),
-)
-def test_loss_and_gradient_match_float64(
-    device, tokens, vocab, padding, dtype, smoothing, z_loss, weighted, inplace
-):
+FORM = {
+    "padding": st.sampled_from((0, 1, 13)),
+    "dtype": st.sampled_from(DTYPES),
+    "smoothing": st.sampled_from((0.0, 0.1)),
+    "z_loss": st.sampled_from((0.0, 1e-3)),
+    "weighted": st.booleans(),
+    "inplace": st.booleans(),
+}
+
+
+def check(device, tokens, vocab, padding, dtype, smoothing, z_loss, weighted, inplace):
     """No worse than the unfused path by more than a tenth; padded columns hold NaN, which must not matter."""
     logits, labels, weights = draw(tokens, vocab + padding, vocab, dtype, device)
     logits[:, vocab:] = float("nan")
@@ -82,6 +80,20 @@ def test_loss_and_gradient_match_float64(
     assert_no_worse(grad[:, :vocab], plain_grad[:, :vocab], true_grad[:, :vocab], "gradient")
     assert (grad[:, vocab:] == 0).all()
     assert (plain_grad[:, vocab:] == 0).all()
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(
+    tokens=st.sampled_from((0, 1, 3, 7)), vocab=st.sampled_from((2, 3, 17, 64, 127, 1000, 4099)), **FORM
+)  # fmt: skip
+def test_loss_and_gradient_match_float64(device, **form):
+    check(device, **form)
+
+
+@some
+@given(tokens=TOKENS, vocab=VOCABULARIES, **FORM)
+def test_any_vocabulary(device, **form):
+    check(device, **form)
 
 
 @pytest.mark.parametrize("impl", ("triton", "reference"))

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from kernel_accuracy import assert_no_worse
 from shards import ALONE, CUTS, in_turn, starts_of
 from torch.utils._python_dispatch import TorchDispatchMode
+from wide import TOKENS, VOCABULARIES, some
 
 from redline.errors import ConfigError, RedlineError, ShapeError
 from redline.formulas.loss_chunks import LOGITS_BYTES, loss_chunk_tokens
@@ -49,21 +50,17 @@ def ours(x, weight, labels, spec, weights=None, upstream=1.0, **kwargs):
     return total.detach(), x.grad, weight.grad if main_grad is None else main_grad
 
 
-@settings(max_examples=20, deadline=None, derandomize=True)
-@given(
-    tokens=st.sampled_from((0, 1, 5, 13)),
-    hidden=st.sampled_from((1, 7, 32)),
-    vocab=st.sampled_from((2, 3, 65, 127, 1001)),
-    padding=st.sampled_from((0, 1, 25)),
-    chunk=st.sampled_from((1, 4, None)),
-    dtype=st.sampled_from((torch.float32, torch.bfloat16, torch.float16)),
-    loss=st.sampled_from(((0.0, 0.0), (0.1, 1e-3))),
-    weighted=st.booleans(),
-    fused_wgrad=st.booleans(),
-)
-def test_loss_and_gradients_match_float64(
-    device, tokens, hidden, vocab, padding, chunk, dtype, loss, weighted, fused_wgrad
-):
+FORM = {
+    "padding": st.sampled_from((0, 1, 25)),
+    "chunk": st.sampled_from((1, 4, None)),
+    "dtype": st.sampled_from((torch.float32, torch.bfloat16, torch.float16)),
+    "loss": st.sampled_from(((0.0, 0.0), (0.1, 1e-3))),
+    "weighted": st.booleans(),
+    "fused_wgrad": st.booleans(),
+}
+
+
+def check(device, tokens, hidden, vocab, padding, chunk, dtype, loss, weighted, fused_wgrad):
     """No worse than the unfused path by more than a tenth, in any number of chunks."""
     x, weight, labels, weights = draw(tokens, hidden, vocab + padding, vocab, dtype, device)
     weights = weights if weighted else None
@@ -81,6 +78,25 @@ def test_loss_and_gradients_match_float64(
     # both sum logit gradients rounded to the compute dtype: its steps measure an fp32 main_grad too
     assert_no_worse(got[2].to(dtype), plain[2].to(dtype), true[2], "dweight")
     assert (got[2][vocab:] == 0).all()
+
+
+@settings(max_examples=20, deadline=None, derandomize=True)
+@given(
+    tokens=st.sampled_from((0, 1, 5, 13)), hidden=st.sampled_from((1, 7, 32)),
+    vocab=st.sampled_from((2, 3, 65, 127, 1001)), **FORM,
+)  # fmt: skip
+def test_loss_and_gradients_match_float64(device, **form):
+    check(device, **form)
+
+
+@some
+@given(
+    tokens=TOKENS, hidden=st.integers(33, 128), vocab=VOCABULARIES,
+    **FORM | {"dtype": st.sampled_from((torch.bfloat16, torch.float16))},
+)  # fmt: skip
+def test_any_vocabulary(device, **form):
+    """In 16 bits: in fp32 the order in which the GEMMs sum so many products would be what is compared."""
+    check(device, **form)
 
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
@@ -423,8 +439,8 @@ def unfused_shards(x, weight, labels, spec, weights, starts):
     loss=(0.1, 0.02), fused_wgrad=False, given_products=True,
 )  # fmt: skip
 @given(
-    tokens=st.sampled_from((0, 1, 5)), hidden=st.sampled_from((1, 7, 64)),
-    vocab=st.sampled_from((2, 65, 127, 1001)) | st.integers(2, 1500), padding=st.sampled_from((0, 1, 25)),
+    tokens=st.sampled_from((0, 1, 5)), hidden=st.sampled_from((1, 7, 32)),
+    vocab=st.sampled_from((2, 65, 127, 1001)) | st.integers(2, 1000), padding=st.sampled_from((0, 1, 25)),
     cuts=CUTS, alone=st.none() | ALONE, chunk=st.sampled_from((1, 4, None)),
     dtype=st.sampled_from((torch.float32, torch.bfloat16, torch.float16)),
     loss=st.sampled_from(((0.0, 0.0), (0.1, 0.02))), fused_wgrad=st.booleans(), given_products=st.booleans(),
