@@ -433,16 +433,16 @@ def unfused_shards(x, weight, labels, spec, weights, starts):
     return losses[0], sum(part.double() for part in dx).to(x.dtype), torch.cat(dweight), totals[0]
 
 
-@settings(max_examples=10, deadline=None, derandomize=True)
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16))
+@settings(max_examples=5, deadline=None, derandomize=True)
 @example(  # the last shard is nothing but padding
-    tokens=7, hidden=8, vocab=30, padding=18, cuts=[16, 32], alone=None, chunk=3, dtype=torch.float32,
+    tokens=7, hidden=8, vocab=30, padding=18, cuts=[16, 32], alone=None, chunk=3,
     loss=(0.1, 0.02), fused_wgrad=False, given_products=True,
 )  # fmt: skip
 @given(
-    tokens=st.sampled_from((0, 1, 5)), hidden=st.sampled_from((1, 7, 32)),
+    tokens=st.integers(0, 5), hidden=st.sampled_from((1, 7, 32)),
     vocab=st.sampled_from((2, 65, 127, 1001)) | st.integers(2, 1000), padding=st.sampled_from((0, 1, 25)),
     cuts=CUTS, alone=st.none() | ALONE, chunk=st.sampled_from((1, 4, None)),
-    dtype=st.sampled_from((torch.float32, torch.bfloat16, torch.float16)),
     loss=st.sampled_from(((0.0, 0.0), (0.1, 0.02))), fused_wgrad=st.booleans(), given_products=st.booleans(),
 )  # fmt: skip
 def test_a_split_head_gives_the_whole_loss(
@@ -450,7 +450,7 @@ def test_a_split_head_gives_the_whole_loss(
 ):
     """Shards of any sizes, all padding or a single entry too. Where products are given another multiplies."""
     spec = LossSpec(vocab_size=vocab, label_smoothing=loss[0], z_loss=loss[1])
-    x, weight, labels, weights = draw(tokens, hidden, vocab + padding, vocab, dtype, device)
+    x, weight, labels, weights = draw(tokens, hidden, vocab + padding, vocab, dtype, device, seed=tokens)
     starts, calls = starts_of(vocab + padding, cuts, alone), []
 
     def run(shard):
