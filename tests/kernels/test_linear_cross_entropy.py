@@ -60,9 +60,9 @@ FORM = {
 }
 
 
-def check(device, tokens, hidden, vocab, padding, chunk, dtype, loss, weighted, fused_wgrad):
+def check(device, tokens, hidden, vocab, padding, chunk, dtype, loss, weighted, fused_wgrad, ignored=0.2):
     """No worse than the unfused path by more than a tenth, in any number of chunks."""
-    x, weight, labels, weights = draw(tokens, hidden, vocab + padding, vocab, dtype, device)
+    x, weight, labels, weights = draw(tokens, hidden, vocab + padding, vocab, dtype, device, ignored=ignored)
     weights = weights if weighted else None
     spec = LossSpec(vocab_size=vocab, label_smoothing=loss[0], z_loss=loss[1])
     assert use_triton("linear_cross_entropy", "auto", supports(x, weight))
@@ -96,7 +96,7 @@ def test_loss_and_gradients_match_float64(device, **form):
 )  # fmt: skip
 def test_any_vocabulary(device, **form):
     """In 16 bits: in fp32 the order in which the GEMMs sum so many products would be what is compared."""
-    check(device, **form)
+    check(device, ignored=0.0, **form)
 
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))

@@ -69,10 +69,11 @@ def test_any_mask(device, B, N, S, K, causal, how, padded, dtype):
     _check(device, dtype, (B, N, S, K), 0.7, causal, mask, lengths, seed=S)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
 @some
 @given(
     S=ROWS, K=st.sampled_from((32768, 32749, 16385, 5003)) | st.integers(1025, 32768), causal=st.booleans(),
-    masked=st.booleans(), dtype=st.sampled_from(DTYPES),
+    masked=st.booleans(),
 )  # fmt: skip
 def test_rows_up_to_the_widest(device, S, K, causal, masked, dtype):
     mask = (torch.rand(K, generator=torch.Generator().manual_seed(K)) < 0.4).to(device) if masked else None

@@ -85,10 +85,11 @@ def test_no_worse_than_unfused(device, kind, dtype, S, B, N, G, D, zero_centered
     _check(device, kind, dtype, S, B, N, G, D, zero_centered, batch_first)
 
 
-@settings(max_examples=6, deadline=None, derandomize=True)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@settings(max_examples=3, deadline=None, derandomize=True)
 @given(
     S=st.integers(1, 3), N=st.integers(1, 4), G=st.integers(1, 2), kind=st.sampled_from(KINDS),
-    D=st.sampled_from((2048, 2047, 1023, 513)) | st.integers(141, 2048), dtype=st.sampled_from(DTYPES),
+    D=st.sampled_from((2048, 2047, 1023, 513)) | st.integers(141, 2048),
     zero_centered=st.booleans(), batch_first=st.booleans(),
 )  # fmt: skip
 def test_heads_up_to_the_widest(device, S, N, G, kind, D, dtype, zero_centered, batch_first):

@@ -86,11 +86,12 @@ def _positions(placed, S, B, generator):
     return torch.randint(0, 50, (B, S), generator=generator).t()
 
 
-@settings(max_examples=16, deadline=None, derandomize=True)
+@pytest.mark.parametrize("placed", ["index", "positions", "packed"])
+@settings(max_examples=7, deadline=None, derandomize=True)
 @given(
     S=st.integers(1, 8), B=st.integers(1, 3), N=st.integers(1, 12), G=st.integers(1, 4),
     half_dim=st.integers(1, 64), full=st.booleans(), interleaved=st.booleans(),
-    placed=st.sampled_from(["index", "positions", "packed"]), dtype=st.sampled_from(DTYPES),
+    dtype=st.sampled_from(DTYPES),
 )  # fmt: skip
 def test_merged_projection_in_place(device, S, B, N, G, half_dim, full, interleaved, placed, dtype):
     """q, k and v are views of the projection; their gradients become one gradient of it."""
