@@ -196,6 +196,19 @@ def test_a_program_walks_over_many_rows(device, monkeypatch, H, B):
         torch.testing.assert_close(fused, plain, rtol=1e-5, atol=2e-5)  # fp32 sums of up to 1200
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("p", [0.0, 0.3])
+def test_same_bits_every_run(device, dtype, p):
+    """The bias's gradient too, a sum over more rows than one program takes."""
+    x, bias, residual, dy = _tensors(device, dtype, 150, 2, 72, True)
+    draw = _draw(device, 2)
+    first, second = (
+        gradients(lambda *a: bias_dropout_add(*a, p, draw, impl="triton"), (x, bias, residual), [dy])
+        for _ in range(2)
+    )
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
 def test_strided_inputs_b015(device):
     """B015: a transposed batch, a column slice and expanded rows give what contiguous copies give."""
     draw = _draw(device, 3)

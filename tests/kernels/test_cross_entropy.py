@@ -1,14 +1,15 @@
 """The token loss against float64 PyTorch: whole and sharded vocabulary, weights, ignored tokens, in place."""
 
-import itertools
 import math
 
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from kernel_accuracy import assert_no_worse
+from shards import ALONE, CUTS, in_turn, starts_of
+from wide import TOKENS, VOCABULARIES, some
 
 from redline.errors import ConfigError, RedlineError, ShapeError
 from redline.kernels.common import use_triton
@@ -53,22 +54,18 @@ def draw(tokens, columns, vocab, dtype, device, seed=0, ignored=0.2):
     return logits.to(device), labels.to(device), weights.to(device)
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
-@given(
-    tokens=st.sampled_from((0, 1, 3, 7)),
-    vocab=st.sampled_from((2, 3, 17, 64, 127, 1000, 4099)),
-    padding=st.sampled_from((0, 1, 13)),
-    dtype=st.sampled_from(DTYPES),
-    smoothing=st.sampled_from((0.0, 0.1)),
-    z_loss=st.sampled_from((0.0, 1e-3)),
-    weighted=st.booleans(),
-    inplace=st.booleans(),
-)
-def test_loss_and_gradient_match_float64(
-    device, tokens, vocab, padding, dtype, smoothing, z_loss, weighted, inplace
-):
+FORM = {
+    "padding": st.sampled_from((0, 1, 13)),
+    "smoothing": st.sampled_from((0.0, 0.1)),
+    "z_loss": st.sampled_from((0.0, 1e-3)),
+    "weighted": st.booleans(),
+    "inplace": st.booleans(),
+}
+
+
+def check(device, tokens, vocab, padding, dtype, smoothing, z_loss, weighted, inplace, ignored=0.2):
     """No worse than the unfused path by more than a tenth; padded columns hold NaN, which must not matter."""
-    logits, labels, weights = draw(tokens, vocab + padding, vocab, dtype, device)
+    logits, labels, weights = draw(tokens, vocab + padding, vocab, dtype, device, ignored=ignored)
     logits[:, vocab:] = float("nan")
     spec = LossSpec(vocab_size=vocab, label_smoothing=smoothing, z_loss=z_loss)
     weights = weights if weighted else None
@@ -82,6 +79,22 @@ def test_loss_and_gradient_match_float64(
     assert_no_worse(grad[:, :vocab], plain_grad[:, :vocab], true_grad[:, :vocab], "gradient")
     assert (grad[:, vocab:] == 0).all()
     assert (plain_grad[:, vocab:] == 0).all()
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(
+    tokens=st.sampled_from((0, 1, 3, 7)), vocab=st.sampled_from((2, 3, 17, 64, 127, 1000, 4099)),
+    dtype=st.sampled_from(DTYPES), **FORM,
+)  # fmt: skip
+def test_loss_and_gradient_match_float64(device, **form):
+    check(device, **form)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@some
+@given(tokens=TOKENS, vocab=VOCABULARIES, **FORM)
+def test_any_vocabulary(device, dtype, **form):
+    check(device, dtype=dtype, ignored=0.0, **form)
 
 
 @pytest.mark.parametrize("impl", ("triton", "reference"))
@@ -241,51 +254,53 @@ def test_views_with_any_stride(device):
         torch.testing.assert_close(leaf.grad.double(), true_grad, rtol=1e-5, atol=1e-7)
 
 
-def sharded(logits, labels, spec, weights, starts, impl, upstream):
-    """Run the shards in turn, three times: for every shard's maximum, for its sums, for the result."""
-    posted: dict[str, list[torch.Tensor]] = {"max": [], "sum": []}
-    reduced: dict[str, torch.Tensor] = {}
+SMOOTHED = {"smoothing": 0.1, "z_loss": 1e-3, "weighted": True, "inplace": False}
 
-    def all_reduce(x, kind):
-        posted[kind].append(x.clone())
-        return reduced[kind].clone() if kind in reduced else x
 
-    bounds = [*starts, logits.shape[1]]
-    shards = list(itertools.pairwise(bounds))
+def sharded(logits, labels, spec, weights, starts, impl, upstream, inplace=False):
+    """(loss, gradient of the logits) of ranks that hold some columns each."""
 
-    def run():
-        out = []
-        for start, stop in shards:
-            leaf = logits[:, start:stop].detach().clone().requires_grad_()
-            shard = VocabShard(start, stop - start, all_reduce)
-            loss = cross_entropy(leaf, labels, spec, weights, shard=shard, impl=impl)
-            out.append((loss, leaf))
-        return out
+    def run(shard):
+        leaf = logits[:, shard.start : shard.start + shard.size].detach().clone().requires_grad_()
+        how = {"shard": shard, "inplace_grad": inplace, "impl": impl}
+        return cross_entropy(leaf * 1 if inplace else leaf, labels, spec, weights, **how), leaf
 
-    run()
-    reduced["max"] = torch.stack(posted["max"]).amax(0)
-    posted["sum"].clear()
-    run()
-    reduced["sum"] = torch.stack(posted["sum"]).sum(0)
-    results = run()
+    results = in_turn(starts, logits.shape[1], run)
     for loss, _ in results:
         assert torch.equal(loss, results[0][0])
         loss.backward(upstream)
     return results[0][0].detach(), torch.cat([leaf.grad for _, leaf in results], 1)
 
 
-@pytest.mark.parametrize("impl", ("triton", "reference"))
-@pytest.mark.parametrize("starts", ((0,), (0, 40), (0, 20, 60, 80)))
-def test_a_split_vocabulary_gives_the_whole_loss(device, impl, starts):
-    """Also with a last shard that is nothing but padding; smoothing uses the global vocabulary."""
-    logits, labels, weights = draw(7, 100, 75, torch.float32, device)
-    upstream = torch.linspace(0.5, 2.0, 7, device=device)
-    spec = LossSpec(vocab_size=75, label_smoothing=0.1, z_loss=1e-3)
-    loss, grad = sharded(logits, labels, spec, weights, starts, impl, upstream)
+@pytest.mark.parametrize("dtype", DTYPES)
+@settings(max_examples=6, deadline=None, derandomize=True)
+@example(tokens=7, vocab=75, padding=25, cuts=[20, 60, 80], alone=None, **SMOOTHED)  # one of padding
+@example(tokens=0, vocab=75, padding=0, cuts=[20], alone=None, **SMOOTHED)
+@given(
+    tokens=st.integers(1, 5), vocab=st.sampled_from((127, 17, 2, 1000)) | st.integers(2, 1500),
+    padding=st.sampled_from((0, 1, 25)), cuts=CUTS, alone=st.none() | ALONE,
+    smoothing=st.sampled_from((0.0, 0.1)), z_loss=st.sampled_from((0.0, 1e-3)), weighted=st.booleans(),
+    inplace=st.booleans(),
+)  # fmt: skip
+def test_a_split_vocabulary_gives_the_whole_loss(
+    device, tokens, vocab, padding, cuts, alone, dtype, smoothing, z_loss, weighted, inplace
+):
+    """Shards of any sizes, all padding or a single entry too; smoothing uses the global vocabulary."""
+    logits, labels, weights = draw(tokens, vocab + padding, vocab, dtype, device, seed=tokens)
+    logits[:, vocab:] = float("nan")
+    weights, upstream = weights if weighted else None, torch.linspace(0.5, 2.0, tokens, device=device)
+    spec = LossSpec(vocab_size=vocab, label_smoothing=smoothing, z_loss=z_loss)
+    given = logits, labels, spec, weights, starts_of(vocab + padding, cuts, alone)
+    loss, grad = sharded(*given, "triton", upstream, inplace)
+    plain_loss, plain_grad = sharded(*given, "reference", upstream)
     true_loss, true_grad = exact(logits, labels, spec, weights, upstream)
-    # fp32: a sum of 75 terms in two stages, a few roundings of 6e-8 of values below 20
-    torch.testing.assert_close(loss.double(), true_loss, rtol=2e-6, atol=2e-6)
-    torch.testing.assert_close(grad.double(), true_grad, rtol=1e-5, atol=1e-7)
+    assert_no_worse(loss, plain_loss, true_loss, "loss")
+    assert_no_worse(grad[:, :vocab], plain_grad[:, :vocab], true_grad[:, :vocab], "gradient")
+    # The plain path is held to float64 by itself: steps of the logits' dtype, of fp32 in the loss.
+    torch.testing.assert_close(plain_loss.double(), true_loss, rtol=2e-6, atol=2e-6)
+    rtol = 1e-5 + torch.finfo(dtype).eps
+    torch.testing.assert_close(plain_grad[:, :vocab].double(), true_grad[:, :vocab], rtol=rtol, atol=1e-7)
+    assert (grad[:, vocab:] == 0).all() and (plain_grad[:, vocab:] == 0).all()
 
 
 def test_whole_logits_in_the_sharded_loss_are_refused(device):

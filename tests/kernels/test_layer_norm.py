@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_accuracy import assert_operator_no_worse, assert_same, gradients
-from wide import wide_rows
+from wide import NORM_COLUMNS, wide_rows
 
 from redline.errors import ConfigError, ShapeError
 from redline.kernels.layer_norm import add_layer_norm, layer_norm, supports
@@ -63,7 +63,9 @@ def test_any_shape(device, rows, cols, dtype, has_bias, zero_centered):
     _check(device, dtype, rows, cols, has_bias, zero_centered, seed=rows)
 
 
-@wide_rows(dtype=st.sampled_from(DTYPES), has_bias=st.booleans(), zero_centered=st.booleans())
+@wide_rows(
+    cols=NORM_COLUMNS, dtype=st.sampled_from(DTYPES), has_bias=st.booleans(), zero_centered=st.booleans()
+)
 def test_any_width(device, rows, cols, dtype, has_bias, zero_centered):
     _check(device, dtype, rows, cols, has_bias, zero_centered, seed=rows)
 
@@ -96,7 +98,9 @@ def test_add_layer_norm(device, rows, cols, dtype, has_bias, zero_centered):
     _check_add(device, dtype, rows, cols, has_bias, zero_centered)
 
 
-@wide_rows(dtype=st.sampled_from(DTYPES), has_bias=st.booleans(), zero_centered=st.booleans())
+@wide_rows(
+    cols=NORM_COLUMNS, dtype=st.sampled_from(DTYPES), has_bias=st.booleans(), zero_centered=st.booleans()
+)
 def test_add_layer_norm_of_any_width(device, rows, cols, dtype, has_bias, zero_centered):
     _check_add(device, dtype, rows, cols, has_bias, zero_centered)
 

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_accuracy import assert_no_worse, assert_same, gradients
+from wide import ROWS, some
 
 from redline.errors import ConfigError, ShapeError
 from redline.kernels.masked_softmax import masked_softmax, supports
@@ -68,6 +69,17 @@ def test_any_mask(device, B, N, S, K, causal, how, padded, dtype):
     _check(device, dtype, (B, N, S, K), 0.7, causal, mask, lengths, seed=S)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@some
+@given(
+    S=ROWS, K=st.sampled_from((32768, 32749, 16385, 5003)) | st.integers(1025, 32768), causal=st.booleans(),
+    masked=st.booleans(),
+)  # fmt: skip
+def test_rows_up_to_the_widest(device, S, K, causal, masked, dtype):
+    mask = (torch.rand(K, generator=torch.Generator().manual_seed(K)) < 0.4).to(device) if masked else None
+    _check(device, dtype, (1, 1, S, K), 0.7, causal, mask, None, seed=S)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("length", [1, 7, 16, 33, 64, 127, 128, 129, 2049, 4099])
 def test_key_lengths_b013(device, length, dtype):
@@ -118,6 +130,19 @@ def test_strided_scores_and_gradient_b015(device):
         assert_same(strided, copied)
     expanded = base[:1, :1, :1].expand(2, 2, 2, 20)
     assert_same(masked_softmax(expanded, impl="triton"), masked_softmax(expanded.contiguous(), impl="triton"))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_same_bits_every_run(device, dtype):
+    generator = torch.Generator().manual_seed(0)
+    scores, dy = (torch.randn(2, 3, 9, 130, generator=generator).to(device, dtype) for _ in range(2))
+    mask, lengths = (dy > 0.5)[:, :1], torch.tensor([130, 77], device=device)
+
+    def run(x):
+        return masked_softmax(x, 0.5, causal=True, mask=mask, lengths_B=lengths, impl="triton")
+
+    first, second = (gradients(run, [scores], [dy]) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 def test_compiles_without_graph_break(device):

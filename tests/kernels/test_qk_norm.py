@@ -13,6 +13,7 @@ from redline.kernels.qk_norm import QKNormParams, qk_norm, supports
 from redline.kernels.qk_norm.reference import qk_norm_reference
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+KINDS = ("rms", "layer", "l2")
 VECTORS = ("q_weight", "k_weight", "q_bias", "k_bias")
 EPS = 1e-5
 
@@ -46,14 +47,7 @@ def _run(fn, qkv, vectors, grads):
     return [*out, *torch.autograd.grad(out, [leaf, *params.values()], grads)]
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("kind", ["rms", "layer", "l2"])
-@settings(max_examples=3, deadline=None, derandomize=True)  # on a GPU nearly every shape is compiled anew
-@given(
-    S=st.integers(1, 6), B=st.integers(1, 3), N=st.integers(1, 8), G=st.integers(1, 4), D=st.integers(7, 140),
-    zero_centered=st.booleans(), batch_first=st.booleans(),
-)  # fmt: skip
-def test_no_worse_than_unfused(device, kind, dtype, S, B, N, G, D, zero_centered, batch_first):
+def _check(device, kind, dtype, S, B, N, G, D, zero_centered, batch_first):
     generator = torch.Generator().manual_seed(D)
     qkv = torch.randn(S, B, (N + 2 * G) * D, generator=generator).to(device, dtype)
     vectors = {name: v.to(device, dtype) for name, v in _vectors(kind, D, generator).items()}
@@ -78,6 +72,28 @@ def test_no_worse_than_unfused(device, kind, dtype, S, B, N, G, D, zero_centered
     names = ("q", "k", "v", "dqkv", *(f"d{name}" for name in vectors))
     for name, f, u, e in zip(names, got, plain, exact, strict=True):
         assert_no_worse(f, u, e, f"{name} {kind} {dtype}", ulps=16)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=3, deadline=None, derandomize=True)  # on a GPU nearly every shape is compiled anew
+@given(
+    S=st.integers(1, 6), B=st.integers(1, 3), N=st.integers(1, 8), G=st.integers(1, 4), D=st.integers(7, 140),
+    zero_centered=st.booleans(), batch_first=st.booleans(),
+)  # fmt: skip
+def test_no_worse_than_unfused(device, kind, dtype, S, B, N, G, D, zero_centered, batch_first):
+    _check(device, kind, dtype, S, B, N, G, D, zero_centered, batch_first)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@settings(max_examples=3, deadline=None, derandomize=True)
+@given(
+    S=st.integers(1, 3), N=st.integers(1, 4), G=st.integers(1, 2), kind=st.sampled_from(KINDS),
+    D=st.sampled_from((2048, 2047, 1023, 513)) | st.integers(141, 2048),
+    zero_centered=st.booleans(), batch_first=st.booleans(),
+)  # fmt: skip
+def test_heads_up_to_the_widest(device, S, N, G, kind, D, dtype, zero_centered, batch_first):
+    _check(device, kind, dtype, S, 1, N, G, D, zero_centered, batch_first)
 
 
 def test_v_is_a_view_wherever_the_projection_lies(device):
@@ -149,6 +165,7 @@ def test_deterministic_empty_and_refusals(device):
         lambda: qk_norm(qkv, QKNormParams(), **sizes),
         lambda: qk_norm(qkv, QKNormParams(**weights), **sizes, kind="l2"),
         lambda: qk_norm(qkv[..., :24], QKNormParams(**weights), **sizes),
+        lambda: qk_norm(qkv.transpose(0, 1), QKNormParams(**weights), **sizes),  # it is not copied
         lambda: qk_norm(
             qkv, QKNormParams(q_weight=weights["q_weight"], k_weight=weights["k_weight"][:4]), **sizes
         ),
