@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from sm90 import KERNELS
+from sm90_forms import KERNELS
 from test_activations import ACTIVATIONS
 
 import redline.kernels

@@ -20,7 +20,7 @@ class FlatState:
 
     Attributes:
         param: what the model computes with; bf16, fp16 or fp32.
-        grad: fp32 or bf16; read.
+        grad: fp32, bf16 or fp16; read.
         exp_avg, exp_avg_sq: the moments, fp32, bf16, or uint8 codes (codes.py) beside their tops. bf16 and
             codes are rounded up or down by noise, so that steps finer than theirs count in the mean.
         main: the main parameter: None where `param` is it; a float tensor; or, beside a bf16 param, the int16
