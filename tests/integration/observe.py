@@ -178,7 +178,7 @@ def launched(values: Values, cache: Path) -> str:
     calls: list[Any] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("redline.comm.elastic.launch", lambda words, **options: calls.append(options))
-        patch.setattr("redline.run.run", lambda parsed: None)
+        patch.setattr("redline.run.run", lambda *_: None)
         train_main(words_of({**TINY_VALUES, **values}))
     return repr(calls)
 
