@@ -91,8 +91,9 @@ def find_latest(root: Path, *, verify: bool = False) -> Found:
         if _NAME.fullmatch(path.stem) and path.suffix == _PARTIAL
     ]
     candidates, faults = _candidates(root), []
-    named = _named_by_latest(root) if (root / LATEST).exists() else None
-    if (root / LATEST).exists() and named not in candidates:
+    pointed = (root / LATEST).exists()
+    named = _named_by_latest(root) if pointed else None
+    if pointed and named not in candidates:
         wanted = "no checkpoint" if named is None else f"{folder_name(named)}, which is missing"
         faults.append(f"{root / LATEST} names {wanted}")
     for iteration in _by_preference(candidates, named):

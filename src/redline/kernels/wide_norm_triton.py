@@ -65,7 +65,6 @@ def _wide_norm_fwd_kernel(
     x_ptr += row * x_stride
     y_ptr += row * cols
     squares = tl.zeros([CHUNK], tl.float32)
-    mean = 0.0
     if mean_ptr is not None:
         total = tl.zeros([CHUNK], tl.float32)
         for chunk in tl.static_range(CHUNKS):

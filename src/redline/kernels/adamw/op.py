@@ -105,6 +105,7 @@ def make_segments(
     return Segments(
         bounds=bounds,
         group_of=tuple(groups),
+        num_groups=max(groups, default=-1) + 1,
         starts=starts_S.to(device),
         groups=torch.tensor(groups, dtype=torch.int32).to(device),
         first=first.to(torch.int32).to(device),
@@ -145,10 +146,10 @@ def adamw_(
     Raises: ShapeError on buffers that do not fit; ConfigError when impl="triton" cannot run.
     """
     _check(state, segments)
-    if segments is not None and not max(segments.group_of, default=-1) < hyper.num_groups:
-        last, known = max(segments.group_of), hyper.num_groups
+    if segments is not None and segments.num_groups > hyper.num_groups:
         raise ShapeError(
-            f"adamw: a segment of group {last}, hyperparameters of {known} groups.",
+            f"adamw: a segment of group {segments.num_groups - 1}, "
+            f"hyperparameters of {hyper.num_groups} groups.",
             mend="give adamw_hyper an lr and a weight decay for each.",
         )
     if not use_triton("adamw", impl, supports(state)):

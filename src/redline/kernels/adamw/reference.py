@@ -60,11 +60,12 @@ class Segments:
     """Which elements of a flat buffer follow which group of `Hyper`.
 
     Segment i is [starts[i], starts[i + 1]); `first` says of each block of the kernel where it begins.
-    `bounds` and `group_of` are `starts` and `groups` on the host.
+    `bounds` and `group_of` are `starts` and `groups` on the host; `num_groups` is above all of them.
     """
 
     bounds: tuple[int, ...]
     group_of: tuple[int, ...]
+    num_groups: int
     starts: Tensor  # int64 [segments + 1]
     groups: Tensor  # int32 [segments]
     first: Tensor  # int32 [blocks]
